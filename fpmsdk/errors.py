@@ -1,0 +1,91 @@
+"""Every exception fpmsdk raises on purpose, in one small tree.
+
+Each class also derives from the builtin that callers of the field catch: `ValueError` for input that has to
+be corrected, `RuntimeError` for a state of the world that may change.
+Source: fpm-model.md section 2.5, clients.md section 3.1.
+"""
+
+__all__ = [
+    "ConfigError",
+    "EmptyResultError",
+    "FpmSdkError",
+    "FrameDecodeError",
+    "LaunchConfigError",
+    "MetricsError",
+    "MissingCapabilityError",
+    "PerfDataNotAvailableError",
+    "ReplayError",
+    "RequestNeverFitsError",
+    "SystemsPathError",
+    "TimingError",
+    "TraceError",
+    "TuningError",
+    "UnsupportedQueryError",
+]
+
+
+class FpmSdkError(Exception):
+    """Base of every deliberate fpmsdk exception."""
+
+
+class ConfigError(FpmSdkError, ValueError):
+    """A forward-pass configuration is malformed, unknown or contradictory.
+
+    `path` is the dotted path of the offending field, empty when the fault belongs to the whole document.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class LaunchConfigError(ConfigError):
+    """An engine launch configuration is malformed, unknown or contradictory."""
+
+
+class SystemsPathError(ConfigError):
+    """An entry of `systems_paths` does not name a usable directory."""
+
+
+class MetricsError(FpmSdkError, ValueError):
+    """A forward-pass metrics record has a wrong type, range, version or contradictory counts."""
+
+
+class FrameDecodeError(MetricsError):
+    """Bytes are not a forward-pass metrics frame, or a recorded stream is truncated."""
+
+
+class TuningError(MetricsError):
+    """The argument of a tuning call is not a list of iterations."""
+
+
+class UnsupportedQueryError(FpmSdkError, ValueError):
+    """The query does not exist for this kind of model."""
+
+
+class MissingCapabilityError(FpmSdkError, ValueError):
+    """The request is valid but this release has no implementation of it; the message names what is missing."""
+
+
+class PerfDataNotAvailableError(FpmSdkError, RuntimeError):
+    """Performance data for the request are not installed; a sweep may skip the point."""
+
+
+class TraceError(FpmSdkError, ValueError):
+    """A request trace has a malformed, contradictory or out-of-order row."""
+
+
+class TimingError(FpmSdkError, ValueError):
+    """A timing model returned a negative or non-finite latency, or is not ready to price a pass."""
+
+
+class ReplayError(FpmSdkError, RuntimeError):
+    """A replay cannot continue; the message names the request or the pass."""
+
+
+class RequestNeverFitsError(ReplayError):
+    """A running request outgrew the whole KV cache, so that it can never be scheduled again."""
+
+
+class EmptyResultError(ReplayError):
+    """A run produced no completed request, so that there is nothing to report."""
