@@ -1,0 +1,2 @@
+class ServingView:
+    """A frozen estimator, priced with from compiled code."""

@@ -1,0 +1,1 @@
+"""The simulated engine: launch configuration and conformance of the scheduler with recorded real decisions."""
