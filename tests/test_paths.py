@@ -1,4 +1,4 @@
-"""The cache directory in good and bad homes, each in a process of its own: one warning at most, no failure."""
+"""The cache directory in good and bad homes, each in its own process: one warning at most, no failure."""
 
 import os
 import subprocess

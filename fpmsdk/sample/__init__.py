@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fpmsdk.replay.formats.recorded import RecordedRun
 
-MODEL = {"model": "qwen3-small-random", "system": "cpu-2-cores", "backend": "vllm", "worker_type": "aggregated"}
+MODEL = {
+    "model": "qwen3-small-random",
+    "system": "cpu-2-cores",
+    "backend": "vllm",
+    "worker_type": "aggregated",
+}
 
 
 def train_frames() -> list[bytes]:
