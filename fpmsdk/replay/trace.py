@@ -365,4 +365,5 @@ def _gathered(offsets: Int64, values: Int64, rows: Int64) -> Int64:
     ends = np.cumsum(counts)
     # Position within the row plus the row's start in the source.
     source = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + np.repeat(offsets[rows], counts)
-    return values[source]
+    gathered: Int64 = values[source]
+    return gathered
