@@ -16,6 +16,7 @@ __all__ = [
     "PerfDataNotAvailableError",
     "ReplayError",
     "RequestNeverFitsError",
+    "StateLayoutError",
     "SystemsPathError",
     "TimingError",
     "TraceError",
@@ -65,6 +66,10 @@ class UnsupportedQueryError(FpmSdkError, ValueError):
 
 class MissingCapabilityError(FpmSdkError, ValueError):
     """The request is valid but this release has no implementation of it; the message names what is missing."""
+
+
+class StateLayoutError(FpmSdkError, ValueError):
+    """Estimator state does not have the fields, shapes or ranges that its layout declares."""
 
 
 class PerfDataNotAvailableError(FpmSdkError, RuntimeError):
