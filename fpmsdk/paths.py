@@ -22,11 +22,13 @@ def cache_dir() -> Path | None:
     Tries `FPMSDK_CACHE_DIR`, or without it the platform's user cache directory, then a directory of this user
     below the system's temporary one. Nothing but speed depends on the answer.
 
-    Returns:
-        A writable directory, the same one for the life of the process.
+    Returns
+    -------
+    A writable directory, the same one for the life of the process.
 
-    Warns:
-        RuntimeWarning: once, when the first choice is not usable.
+    Warns
+    -----
+    RuntimeWarning: once, when the first choice is not usable.
     """
     refused = ""
     for choose in (_preferred, _temporary):

@@ -114,11 +114,12 @@ def _sketched(value: float) -> float:
 class RequestLatencies:
     """Latencies of each request in ms, float64[n]; NaN where the request has none.
 
-    Attributes:
-        ttft_ms: first token after arrival.
-        ttst_ms: second token after the first.
-        itl_ms: mean gap between tokens (TPOT); needs two tokens.
-        e2e_ms: last token after arrival.
+    Attributes
+    ----------
+    ttft_ms: first token after arrival.
+    ttst_ms: second token after the first.
+    itl_ms: mean gap between tokens (TPOT); needs two tokens.
+    e2e_ms: last token after arrival.
     """
 
     ttft_ms: Float64
@@ -154,8 +155,9 @@ class RequestLatencies:
 class Sla:
     """Latency bounds in ms that make a completed request a good one; None leaves a bound out.
 
-    Raises:
-        ConfigError: no bound, one that is not finite and positive, or e2e_ms together with another.
+    Raises
+    ------
+    ConfigError: no bound, one that is not finite and positive, or e2e_ms together with another.
 
     >>> Sla(ttft_ms=200, itl_ms=20).itl_ms
     20

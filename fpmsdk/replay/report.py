@@ -54,22 +54,24 @@ _RECORD_KEYS = {
 class ReplayReport:
     """The result of a replay in which at least one request completed.
 
-    Parameters:
-        requests: an array of length n per column: `request_id`, `session_id`, `rejection_reason` (str or
-            None), `status` (str; `completed`, `rejected` or `unfinished`), `turn_index`, `prompt_tokens`,
-            `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `admissions`,
-            `preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
-            `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived.
-        passes: one array per column of `passes`, among them `sum_prefill_tokens`.
-        gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
-        clock_ms: simulated time at which the replay ended.
-        wall_time_ms: real time that it took.
-        num_workers, gpus_per_worker: what ran from the first to the last simulated moment.
-        options: the settings that the figures depend on; shown in the JSON report.
-        sla: bounds for goodput.
+    Parameters
+    ----------
+    requests: an array of length n per column: `request_id`, `session_id`, `rejection_reason` (str or
+        None), `status` (str; `completed`, `rejected` or `unfinished`), `turn_index`, `prompt_tokens`,
+        `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `admissions`,
+        `preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
+        `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived.
+    passes: one array per column of `passes`, among them `sum_prefill_tokens`.
+    gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
+    clock_ms: simulated time at which the replay ended.
+    wall_time_ms: real time that it took.
+    num_workers, gpus_per_worker: what ran from the first to the last simulated moment.
+    options: the settings that the figures depend on; shown in the JSON report.
+    sla: bounds for goodput.
 
-    Raises:
-        EmptyResultError: no request completed; says what became of them.
+    Raises
+    ------
+    EmptyResultError: no request completed; says what became of them.
 
     Source: engine-and-replay.md sections 5.6, 5.7 and 6.
     """

@@ -31,21 +31,22 @@ class Trace:
     Sessions come in the order in which their first turns arrive (equal times keep the order of the source),
     and the turns of a session follow one another. A request of its own is a session of one turn.
 
-    Attributes:
-        request_ids: unique names, object[n] of str.
-        arrival_ms: float64[n], milliseconds from the start of the trace; NaN for a later turn, which arrives
-            `delay_ms` after the turn before it has completed.
-        prompt_tokens: int64[n], at least 1.
-        output_tokens: int64[n]; 0 asks for the prefill only.
-        priority: int64[n]; a smaller value is served earlier where the scheduler knows priorities.
-        session_ids: object[sessions] of str.
-        session_index: int64[n], the row's session, ascending.
-        turn_index: int64[n], from 0 within a session.
-        delay_ms: float64[n], 0 for a first turn.
-        hash_offsets: int64[n + 1]; row i owns `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`. A row without
-            blocks shares its prompt with no other; any other row has just enough to cover its prompt.
-        hash_ids: int64, dense from 0 in order of first appearance in the source.
-        block_tokens: prompt tokens that one hash id stands for.
+    Attributes
+    ----------
+    request_ids: unique names, object[n] of str.
+    arrival_ms: float64[n], milliseconds from the start of the trace; NaN for a later turn, which arrives
+        `delay_ms` after the turn before it has completed.
+    prompt_tokens: int64[n], at least 1.
+    output_tokens: int64[n]; 0 asks for the prefill only.
+    priority: int64[n]; a smaller value is served earlier where the scheduler knows priorities.
+    session_ids: object[sessions] of str.
+    session_index: int64[n], the row's session, ascending.
+    turn_index: int64[n], from 0 within a session.
+    delay_ms: float64[n], 0 for a first turn.
+    hash_offsets: int64[n + 1]; row i owns `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`. A row without
+        blocks shares its prompt with no other; any other row has just enough to cover its prompt.
+    hash_ids: int64, dense from 0 in order of first appearance in the source.
+    block_tokens: prompt tokens that one hash id stands for.
 
     Source: engine-and-replay.md section 5.2.
 
@@ -71,15 +72,17 @@ class Trace:
     def read(cls, path: str | Path, format: str | None = None, *, block_tokens: int = 512) -> Trace:
         """Read a trace file, gzip-compressed or not.
 
-        Parameters:
-            path: the file.
-            format: `mooncake` (JSON lines), `azure` (CSV) or `recorded` (the request record of a measured
-                run); None decides by the ending .jsonl, .csv or .json, before an optional .gz.
-            block_tokens: prompt tokens per hash id of a Mooncake trace.
+        Parameters
+        ----------
+        path: the file.
+        format: `mooncake` (JSON lines), `azure` (CSV) or `recorded` (the request record of a measured
+            run); None decides by the ending .jsonl, .csv or .json, before an optional .gz.
+        block_tokens: prompt tokens per hash id of a Mooncake trace.
 
-        Raises:
-            TraceError: the file is unreadable, empty or of unknown form, or a row breaks a rule; names file,
-                line and field.
+        Raises
+        ------
+        TraceError: the file is unreadable, empty or of unknown form, or a row breaks a rule; names file,
+            line and field.
 
         Source: engine-and-replay.md section 5.2.
 
@@ -117,18 +120,20 @@ class Trace:
     ) -> Trace:
         """Build a trace from columns of equal length; rows in any order are put into arrival order.
 
-        Parameters:
-            arrival_ms: milliseconds from the start, finite and at least 0; ignored for a later turn.
-            prompt_tokens, output_tokens: lengths; a prompt has at least one token.
-            request_ids: unique names; `request_<row from 1>` when omitted.
-            priority: 32-bit integers, 0 when omitted.
-            session_ids: the session of each row; equal names are turns in row order. Omitted: no sessions.
-            delay_ms: wait of a later turn after the turn before it completed; 0 for a first turn.
-            hash_ids: block identities of each prompt, unsigned 64-bit; none, or enough to cover the prompt.
-            block_tokens: prompt tokens per hash id.
+        Parameters
+        ----------
+        arrival_ms: milliseconds from the start, finite and at least 0; ignored for a later turn.
+        prompt_tokens, output_tokens: lengths; a prompt has at least one token.
+        request_ids: unique names; `request_<row from 1>` when omitted.
+        priority: 32-bit integers, 0 when omitted.
+        session_ids: the session of each row; equal names are turns in row order. Omitted: no sessions.
+        delay_ms: wait of a later turn after the turn before it completed; 0 for a first turn.
+        hash_ids: block identities of each prompt, unsigned 64-bit; none, or enough to cover the prompt.
+        block_tokens: prompt tokens per hash id.
 
-        Raises:
-            TraceError: no rows, columns of different length, or a value outside its range.
+        Raises
+        ------
+        TraceError: no rows, columns of different length, or a value outside its range.
 
         >>> trace = Trace.from_arrays([5.0, 0.0], [4, 9], [1, 1], request_ids=["late", "early"])
         >>> trace.request_ids.tolist()
@@ -200,8 +205,9 @@ class Trace:
     def between(self, start_ms: float, end_ms: float) -> Trace:
         """The sessions whose first turn arrives in [start_ms, end_ms), on a clock that starts at start_ms.
 
-        Raises:
-            TraceError: none arrives there.
+        Raises
+        ------
+        TraceError: none arrives there.
 
         >>> Trace.from_arrays([0.0, 10.0, 20.0], [4, 5, 6], [1, 1, 1]).between(10, 20).arrival_ms.tolist()
         [0.0]

@@ -23,8 +23,9 @@ _EPOCH_UTC = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 def read(path: str | Path, block_tokens: int) -> Trace:
     """Read an Azure trace; the earliest arrival becomes 0 and rows may be in any order.
 
-    Raises:
-        TraceError: names the file, the line and the column.
+    Raises
+    ------
+    TraceError: names the file, the line and the column.
     """
     try:
         text = read_bytes(path).decode("utf-8-sig")

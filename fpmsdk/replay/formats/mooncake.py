@@ -54,8 +54,9 @@ class _Session:
 def read(path: str | Path, block_tokens: int) -> Trace:
     """Read a Mooncake trace; the earliest arrival becomes 0 and rows may be in any order.
 
-    Raises:
-        TraceError: names the file, the line and the field.
+    Raises
+    ------
+    TraceError: names the file, the line and the field.
     """
     arrivals: list[float] = []
     delays: list[float] = []

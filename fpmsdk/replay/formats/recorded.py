@@ -40,11 +40,12 @@ class _Run(msgspec.Struct):
 class RecordedRun:
     """A measured run.
 
-    Attributes:
-        engine: scheduler settings under their vLLM names.
-        trace: planned arrivals and lengths; times count from the start of the run.
-        token_ms: float64, when each output token came out, request after request in trace order.
-        token_offsets: int64[n + 1]; request i owns `token_ms[token_offsets[i]:token_offsets[i + 1]]`.
+    Attributes
+    ----------
+    engine: scheduler settings under their vLLM names.
+    trace: planned arrivals and lengths; times count from the start of the run.
+    token_ms: float64, when each output token came out, request after request in trace order.
+    token_offsets: int64[n + 1]; request i owns `token_ms[token_offsets[i]:token_offsets[i + 1]]`.
     """
 
     engine: dict[str, Any]
@@ -56,8 +57,9 @@ class RecordedRun:
 def read(path: str | Path, block_tokens: int) -> Trace:
     """Read the planned arrivals and the lengths.
 
-    Raises:
-        TraceError: names the file and the field.
+    Raises
+    ------
+    TraceError: names the file and the field.
     """
     return read_run(path, block_tokens).trace
 
@@ -65,8 +67,9 @@ def read(path: str | Path, block_tokens: int) -> Trace:
 def read_run(path: str | Path, block_tokens: int = 512) -> RecordedRun:
     """Read arrivals, lengths, engine settings and measured token times.
 
-    Raises:
-        TraceError: names the file and the field.
+    Raises
+    ------
+    TraceError: names the file and the field.
     """
     try:
         run = msgspec.json.decode(read_bytes(path), type=_Run)

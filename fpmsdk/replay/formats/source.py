@@ -14,8 +14,9 @@ _GZIP_MAGIC = b"\x1f\x8b"
 def read_bytes(path: str | Path) -> bytes:
     """The content of a file, uncompressed when it is gzip data by its first bytes.
 
-    Raises:
-        TraceError: the file cannot be read, or its compressed data are cut short or damaged.
+    Raises
+    ------
+    TraceError: the file cannot be read, or its compressed data are cut short or damaged.
     """
     try:
         data = Path(path).read_bytes()
