@@ -10,7 +10,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 # -ffp-contract=off: every result must have the same bits with and without fused multiply-add hardware.
-COMPILE_ARGS = ["-O3", "-ffp-contract=off"]
+COMPILE_ARGS = ["-O3", "-ffp-contract=off", "-g0"]
 
 extensions = [
     Extension(

@@ -1,15 +1,137 @@
-"""The immutable view of what a model learned: one estimate for one iteration.
+# The common shape of every estimator. What tuning has learned is read through a `ServingView`, which never
+# changes: tuning builds the next view and replaces the old one in a single step, so readers need no lock, keep
+# the view they took, and always see the result of some prefix of the tuning run.
 
-Not an estimator: the subclasses hold the fitted coefficients.
-"""
+from libc.math cimport NAN, isnan
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free
 
-from libc.math cimport NAN
+cimport numpy as cnp
 
 from fpmsdk._ext.declarations cimport FpmRank
+from fpmsdk._ext.features cimport (
+    FAULT_NONE, KIND_IDLE, NUM_SKIPS, SKIP_IDLE, SKIP_NONE, FaultSite, check_ranks, fault_error, tuning_target_ms,
+)
+from fpmsdk._ext.frames cimport Columns, IterationSource, Records, new_scratch, read_iteration, read_iterations
+
+import numpy as np
+
+from fpmsdk._ext.features import SKIP_REASONS
+
+cnp.import_array()
 
 
 cdef class ServingView:
-    """A frozen estimator. `estimate` answers in ms; NaN means not ready, an empty iteration is 0.0."""
+    """Immutable answer sheet of an estimator.
+
+    Every method may be called from any number of threads at once.
+    """
+
+    cdef int evaluate(self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms) noexcept nogil:
+        latency_ms[0] = NAN
+        return FAULT_NONE
 
     cdef double estimate(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil:
-        return NAN
+        cdef double latency_ms
+        return NAN if self.evaluate(ranks, num_ranks, &latency_ms) != FAULT_NONE else latency_ms
+
+    def estimate_iteration(self, metrics, decode_frame):
+        """Latency in ms of one iteration, given as a rank or as the list of its ranks; None when not ready."""
+        cdef Records records = read_iteration(metrics, decode_frame)
+        cdef FaultSite site
+        cdef double latency_ms
+        site.iteration = -1
+        site.fault = check_ranks(records.ranks, records.num_ranks, &site.rank)
+        if site.fault == FAULT_NONE:
+            site.fault = self.evaluate(records.ranks, records.num_ranks, &latency_ms)
+        if site.fault != FAULT_NONE:
+            raise fault_error(&site)
+        return None if isnan(latency_ms) else latency_ms
+
+    def estimate_columns(self, Columns source not None):
+        """Latencies in ms of every iteration, as float64[n]; NaN where not ready."""
+        cdef cnp.ndarray latencies = np.empty(source.num_iterations)
+        cdef double* latency_ms = <double*>cnp.PyArray_DATA(latencies)
+        cdef FpmRank* scratch = new_scratch(source)
+        cdef const FpmRank* ranks
+        cdef Py_ssize_t num_ranks, i
+        cdef FaultSite site
+        site.fault = FAULT_NONE
+        with nogil:
+            for i in range(source.num_iterations):
+                site.iteration = i
+                ranks = source.ranks_of(i, scratch, &num_ranks)
+                site.fault = check_ranks(ranks, num_ranks, &site.rank)
+                if site.fault == FAULT_NONE:
+                    site.fault = self.evaluate(ranks, num_ranks, &latency_ms[i])
+                if site.fault != FAULT_NONE:
+                    break
+        free(scratch)
+        if site.fault != FAULT_NONE:
+            raise fault_error(&site)
+        return latencies
+
+
+cdef class Estimator:
+    """Learns from iterations in order and publishes a `ServingView` after each call. One thread at a time."""
+
+    cdef int reserve(self, Py_ssize_t num_iterations) except -1:
+        # Make room for so many further observations; the learning loop allocates nothing.
+        return 0
+
+    cdef int extract(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
+        # Prepare the features of one iteration. Returns a `Fault`; `kind` is KIND_IDLE without work.
+        kind[0] = KIND_IDLE
+        return FAULT_NONE
+
+    cdef void learn(self, int kind, double target_ms) noexcept nogil:
+        # Take the extracted iteration as an observation.
+        pass
+
+    cdef int publish(self) except -1:
+        return 0
+
+    def tune(self, iterations, decode_frame):
+        """Learn from a batch, or from the forms of `tune_with_fpms`.
+
+        Types are checked before anything is learned. An iteration that breaks a rule between fields raises, with
+        the iterations before it learned and the others untouched.
+        """
+        if isinstance(iterations, IterationSource):
+            self.learn_from(iterations)
+        else:
+            self.learn_from(read_iterations(iterations, decode_frame))
+
+    def learn_from(self, IterationSource source not None):
+        """Learn from a source of iterations."""
+        cdef FpmRank* scratch
+        cdef const FpmRank* ranks
+        cdef Py_ssize_t num_ranks, i
+        cdef int kind, skip
+        cdef double target_ms
+        cdef FaultSite site
+        site.fault = FAULT_NONE
+        self.reserve(source.num_iterations)
+        scratch = new_scratch(source)
+        with nogil:
+            for i in range(source.num_iterations):
+                site.iteration = i
+                ranks = source.ranks_of(i, scratch, &num_ranks)
+                site.fault = check_ranks(ranks, num_ranks, &site.rank)
+                if site.fault == FAULT_NONE:
+                    site.fault = self.extract(ranks, num_ranks, &kind)
+                if site.fault != FAULT_NONE:
+                    break
+                skip = SKIP_IDLE if kind == KIND_IDLE else tuning_target_ms(ranks, num_ranks, &target_ms)
+                if skip == SKIP_NONE:
+                    self.learn(kind, target_ms)
+                else:
+                    self.skipped[skip] += 1
+        free(scratch)
+        self.publish()
+        if site.fault != FAULT_NONE:
+            raise fault_error(&site)
+
+    def skipped_iterations(self):
+        """Iterations that taught nothing, counted by reason since construction."""
+        return {reason: self.skipped[i + 1] for i, reason in enumerate(SKIP_REASONS)}

@@ -1,7 +1,24 @@
-"""The immutable view of what a model learned; what compiled callers price with."""
+"""What every estimator offers to the rest: an immutable view to read, and one way to learn."""
+
+from libc.stdint cimport int64_t
 
 from fpmsdk._ext.declarations cimport FpmRank
+from fpmsdk._ext.features cimport NUM_SKIPS
+from fpmsdk._ext.frames cimport IterationSource
 
 
 cdef class ServingView:
+    # One iteration in ms: NaN when the model cannot answer yet, 0.0 without work. Returns a `Fault`.
+    cdef int evaluate(self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms) noexcept nogil
+    # The same for iterations that are known to be well formed: NaN also stands for a fault.
     cdef double estimate(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil
+
+
+cdef class Estimator:
+    cdef readonly ServingView serving
+    cdef int64_t skipped[NUM_SKIPS]
+
+    cdef int reserve(self, Py_ssize_t num_iterations) except -1
+    cdef int extract(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil
+    cdef void learn(self, int kind, double target_ms) noexcept nogil
+    cdef int publish(self) except -1

@@ -1,0 +1,18 @@
+"""The canonical configuration of a forward-pass model: its class, its normal form, its errors' paths.
+
+Imports nothing heavy; performance data, profiles and learned files are opened elsewhere.
+"""
+
+from fpmsdk.config.legacy import ForwardPassPerfOptions
+from fpmsdk.config.model import ForwardPassPerfModelConfig
+from fpmsdk.config.normalize import normalize_config, normalize_request
+from fpmsdk.config.systems import packaged_systems_root, resolve_systems_paths
+
+__all__ = [
+    "ForwardPassPerfModelConfig",
+    "ForwardPassPerfOptions",
+    "normalize_config",
+    "normalize_request",
+    "packaged_systems_root",
+    "resolve_systems_paths",
+]

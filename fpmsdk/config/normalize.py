@@ -1,0 +1,104 @@
+"""From what a caller wrote to the canonical configuration: parse, validate, resolve, serialise.
+
+`normalize_config` is strict and looks at the machine only to see that systems paths exist. `normalize_request` is the
+layer above it for what people write by hand: presets, `default`, `~`, Python infinities.
+Source: fpm-model.md section 3.3.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fpmsdk.config.estimator import SPLINE
+from fpmsdk.config.fields import CONFIG
+from fpmsdk.config.model import ForwardPassPerfModelConfig
+from fpmsdk.config.parse import parse_document, parse_text
+from fpmsdk.config.request import expand_request, resolve_request
+from fpmsdk.config.validate import validate
+from fpmsdk.errors import ConfigError, MissingCapabilityError
+
+ConfigInput = ForwardPassPerfModelConfig | Mapping[str, Any] | str
+
+
+def normalize_config(config: ConfigInput) -> dict[str, Any]:
+    """Return the full canonical form of a configuration, or say what is wrong with it.
+
+    Parameters: `config`, a mapping, JSON text, or a `ForwardPassPerfModelConfig`. Systems paths must exist as written.
+    Returns: a new dict of every field in serialisation order, aliases and defaults resolved; normalising it again
+    gives the same.
+    Raises: `ConfigError` for unknown, repeated, missing or ill-typed fields (`path` names the place) and for rules that
+    do not hold; `MissingCapabilityError` where a profile, a learned source or a snapshot would have to be opened.
+    Source: fpm-model.md section 3.
+
+    >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "tp_size": 4}
+    >>> normalize_config(config)["tp"]
+    4
+    >>> normalize_config(config | {"tp": 4})
+    Traceback (most recent call last):
+        ...
+    fpmsdk.errors.ConfigError: invalid forward-pass config at duplicate field `tp`
+    """
+    if isinstance(config, ForwardPassPerfModelConfig):
+        return _normalize(expand_request(config.document()))
+    return _normalize(parse_text(config) if isinstance(config, str) else config)
+
+
+def normalize_request(config: ConfigInput) -> dict[str, Any]:
+    """Return the canonical form of what a user wrote, systems paths and presets resolved on this machine.
+
+    As `normalize_config`, and besides: `systems_paths` follows `resolve_systems_paths` (empty stays empty for
+    `fpm_regression` and `fpm_learned`), `transfer_policy` may be preset text, non-finite feature weights may be Python
+    floats. This is the form a model is built from.
+    Raises: as `normalize_config`; `SystemsPathError` for an entry that is not a directory.
+    Source: fpm-model.md sections 2.4 and 3.1, clients.md section 2.2.
+
+    >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"}
+    >>> normalize_request(config | {"systems_paths": ("/", "/."), "transfer_policy": "balanced"})["systems_paths"]
+    ['/']
+    """
+    if isinstance(config, ForwardPassPerfModelConfig):
+        return _normalize(config.to_dict())
+    document = parse_text(config) if isinstance(config, str) else config
+    return _normalize(resolve_request(document) if isinstance(document, Mapping) else document)
+
+
+def _normalize(document: Mapping[str, Any]) -> dict[str, Any]:
+    parsed = parse_document(document)
+    validate(parsed)
+    _resolve(parsed)
+    return CONFIG.write(parsed)
+
+
+def _resolve(config: dict[str, Any]) -> None:
+    """Fill in place what follows from other fields; refuse what would need a file to be opened."""
+    estimator = config["estimator_config"]
+    if config["estimation_mode"] == "fpm_learned":
+        raise MissingCapabilityError(
+            "this release cannot open learned artifacts and checkpoints (estimation_mode fpm_learned)"
+        )
+    if config["fpm_profile"] is not None:
+        raise MissingCapabilityError("this release cannot read measured-deployment profiles (fpm_profile)")
+    _resolve_method(estimator["fpm_interpolation"])
+    fit = estimator["fpm_regression"]["fit"]
+    if fit["kind"] == "spline" and fit["spline"] is None:
+        fit["spline"] = SPLINE.read({})
+    if config["speculation"] is not None and config["speculation"]["kind"] == "none":
+        config["speculation"] = None
+    if estimator["state_snapshot"] is not None:
+        _pin_state_snapshot(estimator["state_snapshot"])
+
+
+def _resolve_method(interpolation: dict[str, Any]) -> None:
+    """Choose the method for an architecture that, without a profile, nobody knows to be registered."""
+    if interpolation["method"] == "direct":
+        path = "estimator_config.fpm_interpolation.method"
+        raise ConfigError(f"invalid engine config: {path}: direct needs an fpm_profile", path)
+    interpolation["method"] = "sol"
+
+
+def _pin_state_snapshot(snapshot: dict[str, Any]) -> None:
+    if snapshot["sha256"] is None:
+        raise MissingCapabilityError(
+            "this release cannot open a state snapshot to pin it; give estimator_config.state_snapshot.sha256"
+        )
+    snapshot["path"] = os.path.abspath(snapshot["path"])

@@ -1,0 +1,342 @@
+"""Kinds of JSON values, records of named fields, and the one walker that reads and writes them.
+
+Reading checks types, names and shapes and fills defaults; it knows no rule that relates two fields.
+Every fault carries the dotted path of the value as it was written.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+from fpmsdk.config.jsontext import RepeatedKeys
+
+U32_MAX = 2**32 - 1
+U64_MAX = 2**64 - 1
+
+
+class SchemaFault(Exception):
+    """A value does not fit its kind; callers turn it into the public error of their document."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path = path
+        self.reason = reason
+
+
+class Kind(Protocol):
+    """What a value may be: `read` turns a JSON value into the stored one, `write` turns it back."""
+
+    def read(self, value: Any, path: str) -> Any:
+        """Return the stored form of `value`, or raise `SchemaFault`."""
+
+    def write(self, value: Any) -> Any:
+        """Return the JSON form of a stored value."""
+
+
+def describe(value: Any) -> str:
+    """Name a JSON value for an error text."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"boolean {str(value).lower()}"
+    if isinstance(value, int):
+        return f"integer {value}"
+    if isinstance(value, float):
+        return f"number {value!r}"
+    if isinstance(value, str):
+        return f"string {value!r}"
+    if isinstance(value, (list, tuple)):
+        return "an array"
+    if isinstance(value, Mapping):
+        return "an object"
+    return f"a value of type {type(value).__name__}"
+
+
+def _mismatch(path: str, accepted: str, value: Any) -> NoReturn:
+    raise SchemaFault(path, f"expected {accepted}, found {describe(value)}")
+
+
+def _one_of(names: Any) -> str:
+    return "one of " + ", ".join(f"`{name}`" for name in names)
+
+
+class _Scalar:
+    """A kind whose stored form is its JSON form."""
+
+    def write(self, value: Any) -> Any:
+        return value
+
+
+class Text(_Scalar):
+    """Any string."""
+
+    def read(self, value: Any, path: str) -> str:
+        """Return a plain `str`, also for members of string enumerations."""
+        if not isinstance(value, str):
+            _mismatch(path, "a string", value)
+        return str.__str__(value)
+
+
+class Flag(_Scalar):
+    """True or false; integers do not count."""
+
+    def read(self, value: Any, path: str) -> bool:
+        """Return the boolean."""
+        if not isinstance(value, bool):
+            _mismatch(path, "a boolean", value)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Count(_Scalar):
+    """An unsigned integer up to `maximum`; neither floats nor booleans count."""
+
+    maximum: int = U64_MAX
+
+    def read(self, value: Any, path: str) -> int:
+        """Return the integer."""
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= self.maximum:
+            _mismatch(path, f"an integer in 0..={self.maximum}", value)
+        return int(value)
+
+
+class Number(_Scalar):
+    """A finite number; integers are taken and stored as floats."""
+
+    def read(self, value: Any, path: str) -> float:
+        """Return the float."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            _mismatch(path, "a number", value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            _mismatch(path, "a finite number", value)
+        return number
+
+
+class Weight:
+    """A number that may also be non-finite, which JSON carries as one of three exact strings."""
+
+    NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+    def read(self, value: Any, path: str) -> float:
+        """Return the float."""
+        if isinstance(value, str) and value in self.NAMES:
+            return self.NAMES[value]
+        if isinstance(value, str):
+            _mismatch(path, "a finite number or one of the strings NaN, Infinity, -Infinity", value)
+        return Number().read(value, path)
+
+    def write(self, value: float) -> float | str:
+        """Return the number, or the string that stands for a non-finite one."""
+        return value if math.isfinite(value) else weight_name(value)
+
+
+def weight_name(value: float) -> str:
+    """Return the string that carries a non-finite `value` through JSON."""
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(_Scalar):
+    """One of a closed list of names; an alias is stored as the name it stands for."""
+
+    names: tuple[str, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, value: Any, path: str) -> str:
+        """Return the canonical name."""
+        if not isinstance(value, str):
+            _mismatch(path, _one_of(self.names), value)
+        name = self.aliases.get(value, value)
+        if name not in self.names:
+            raise SchemaFault(
+                path, f"unknown name {value!r}, expected {_one_of((*self.names, *self.aliases))}"
+            )
+        return str.__str__(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Nullable:
+    """Another kind, or null."""
+
+    kind: Kind
+
+    def read(self, value: Any, path: str) -> Any:
+        """Return None for null, else what the inner kind returns."""
+        return None if value is None else self.kind.read(value, path)
+
+    def write(self, value: Any) -> Any:
+        """Return None for None, else what the inner kind returns."""
+        return None if value is None else self.kind.write(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """An array of one kind, of any length or of exactly `length`."""
+
+    item: Kind
+    length: int | None = None
+
+    def read(self, value: Any, path: str) -> list[Any]:
+        """Return the list of stored items."""
+        if not isinstance(value, (list, tuple)):
+            _mismatch(path, "an array", value)
+        if self.length is None:
+            return [self.item.read(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        items = [self.item.read(item, f"{path}[{index}]") for index, item in enumerate(value[: self.length])]
+        if len(value) != self.length:
+            raise SchemaFault(path, f"expected exactly {self.length} items, found {len(value)}")
+        return items
+
+    def write(self, value: list[Any]) -> list[Any]:
+        """Return the list of JSON items."""
+        return [self.item.write(item) for item in value]
+
+
+class Anything(_Scalar):
+    """Any JSON value, copied."""
+
+    def read(self, value: Any, path: str) -> Any:
+        """Return a deep copy in plain dicts and lists; repeated keys are faults at any depth."""
+        if isinstance(value, Mapping):
+            copy: dict[str, Any] = {}
+            for key, item in entries(value, path):
+                if key in copy:
+                    raise SchemaFault(path, f"duplicate field `{key}`")
+                copy[key] = self.read(item, join(path, key))
+            return copy
+        if isinstance(value, (list, tuple)):
+            return [self.read(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        if isinstance(value, float):
+            return Number().read(value, path)
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        _mismatch(path, "a JSON value", value)
+
+
+class FreeObject(_Scalar):
+    """An object whose fields are somebody else's."""
+
+    def read(self, value: Any, path: str) -> dict[str, Any]:
+        """Return a deep copy of the object."""
+        if not isinstance(value, Mapping):
+            _mismatch(path, "an object", value)
+        copy: dict[str, Any] = Anything().read(value, path)
+        return copy
+
+
+_REQUIRED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One named field of a record.
+
+    `default` is a JSON value read by the same kind; None leaves the field absent and is stored as None.
+    `omit_default` keeps the field out of the output while it equals its default.
+    """
+
+    name: str
+    kind: Kind
+    default: Any = _REQUIRED
+    alias: str | None = None
+    omit_default: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether a record without this field is a fault."""
+        return self.default is _REQUIRED
+
+    def default_value(self) -> Any:
+        """Return a fresh stored default."""
+        return None if self.default is None else self.kind.read(self.default, self.name)
+
+
+class Record:
+    """An object with known fields; unknown ones are faults unless `open`.
+
+    Fields are visited in byte order of the keys as written, or in document order with `sort_keys=False`. Fields that
+    are missing are reported after all that were given; they and a field given twice name the record itself.
+    """
+
+    def __init__(self, *fields: Field, sort_keys: bool = True, open: bool = False) -> None:
+        self.fields = fields
+        self.sort_keys = sort_keys
+        self.open = open
+        self._by_key = {key: item for item in fields for key in (item.name, item.alias) if key is not None}
+
+    def read(self, value: Any, path: str = "") -> dict[str, Any]:
+        """Return every field in table order, defaults filled in."""
+        if not isinstance(value, Mapping):
+            _mismatch(path, "an object", value)
+        given: dict[str, Any] = {}
+        for key, item in sorted(entries(value, path)) if self.sort_keys else entries(value, path):
+            known = self._by_key.get(key)
+            if known is None:
+                if self.open:
+                    continue
+                raise SchemaFault(join(path, key), f"unknown field `{key}`, expected {_one_of(self._by_key)}")
+            if known.name in given:
+                raise SchemaFault(path, f"duplicate field `{known.name}`")
+            given[known.name] = known.kind.read(item, join(path, key))
+        for known in self.fields:
+            if known.required and known.name not in given:
+                raise SchemaFault(path, f"missing field `{known.name}`")
+        return {
+            known.name: given[known.name] if known.name in given else known.default_value()
+            for known in self.fields
+        }
+
+    def write(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON object in table order, fields to be omitted left out."""
+        return {
+            known.name: known.kind.write(value[known.name])
+            for known in self.fields
+            if not (known.omit_default and value[known.name] == known.default_value())
+        }
+
+
+class Tagged:
+    """An object whose `kind` field chooses the record of its other fields.
+
+    A fault of `kind` itself is at `.kind`; every fault of the other fields names the object.
+    """
+
+    def __init__(self, **variants: Record) -> None:
+        self.variants = variants
+
+    def read(self, value: Any, path: str) -> dict[str, Any]:
+        """Return `kind` first, then the fields of its record."""
+        if not isinstance(value, Mapping):
+            _mismatch(path, "an object", value)
+        if "kind" not in value:
+            raise SchemaFault(path, "missing field `kind`")
+        kind = Choice(tuple(self.variants)).read(value["kind"], join(path, "kind"))
+        rest = {key: item for key, item in value.items() if key != "kind"}
+        try:
+            return {"kind": kind, **self.variants[kind].read(rest, path)}
+        except SchemaFault as fault:
+            raise SchemaFault(path, str(fault)) from None
+
+    def write(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Return `kind` first, then the fields of its record."""
+        return {"kind": value["kind"], **self.variants[value["kind"]].write(value)}
+
+
+def entries(value: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of an object as written, those of a repeated key included."""
+    for key, item in value.pairs if isinstance(value, RepeatedKeys) else value.items():
+        if not isinstance(key, str):
+            raise SchemaFault(path, f"expected field names to be strings, found {describe(key)}")
+        yield key, item
+
+
+def join(path: str, key: str) -> str:
+    """Return the dotted path of `key` inside the object at `path`."""
+    return f"{path}.{key}" if path else key

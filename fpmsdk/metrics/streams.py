@@ -1,0 +1,160 @@
+"""Recorded telemetry: frame files, the recorder's JSON lines, and ranks grouped into iterations.
+
+A frame file holds messages as published, each after its length as a little-endian u32; a name that ends in `.gz`
+is compressed.
+"""
+
+import gzip
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from os import PathLike, fspath
+from typing import BinaryIO, cast
+
+from fpmsdk.errors import FrameDecodeError, MetricsError
+from fpmsdk.metrics.wire import ForwardPassMetrics, decode_frame
+
+_LENGTH = struct.Struct("<I")
+
+# A message is about 400 bytes; a length beyond this is a file of another kind.
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+
+
+def _open(path: str | PathLike[str], mode: str) -> BinaryIO:
+    opener = gzip.open if fspath(path).endswith(".gz") else open
+    return cast(BinaryIO, opener(path, mode))
+
+
+def read_frames(path: str | PathLike[str]) -> list[bytes]:
+    """Read every frame of a frame file, not yet decoded.
+
+    Raises
+    ------
+    FrameDecodeError: the file is truncated or its lengths are not those of a frame file; names file, frame and byte.
+    OSError: the file cannot be read.
+    """
+    with _open(path, "rb") as file:
+        try:
+            data = file.read()
+        except (EOFError, gzip.BadGzipFile) as error:
+            raise FrameDecodeError(f"{fspath(path)}: not a complete gzip file: {error}") from None
+    frames: list[bytes] = []
+    at = 0
+    while at < len(data):
+        begin = at + _LENGTH.size
+        if begin > len(data):
+            raise _truncated(path, frames, at, f"{_LENGTH.size} bytes of length", len(data) - at)
+        (length,) = _LENGTH.unpack_from(data, at)
+        if length > MAX_FRAME_BYTES:
+            raise FrameDecodeError(
+                f"{fspath(path)}: frame {len(frames)} at byte {at} claims {length} bytes, more than "
+                f"{MAX_FRAME_BYTES}; this is not a frame file"
+            )
+        at = begin + length
+        if at > len(data):
+            raise _truncated(path, frames, begin, f"{length} bytes", len(data) - begin)
+        frames.append(data[begin:at])
+    return frames
+
+
+def _truncated(
+    path: str | PathLike[str], frames: list[bytes], at: int, expected: str, found: int
+) -> FrameDecodeError:
+    return FrameDecodeError(
+        f"{fspath(path)}: truncated in frame {len(frames)} at byte {at}: expected {expected}, found {found}; "
+        f"the {len(frames)} frames before it are complete"
+    )
+
+
+def write_frames(path: str | PathLike[str], frames: Iterable[bytes]) -> int:
+    """Write a frame file and return the number of frames."""
+    count = 0
+    with _open(path, "wb") as file:
+        for frame in frames:
+            file.write(_LENGTH.pack(len(frame)))
+            file.write(frame)
+            count += 1
+    return count
+
+
+class FpmStream:
+    """Messages of a recorder file: JSON lines ``{"received_at_ns": int, "metrics": {...}}``.
+
+    Iterating yields (received_at_ns, metrics as a dict) and raises `FrameDecodeError` naming file and line.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = path
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, object]]]:
+        with _open(self.path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise self._error(number, f"not JSON: {error}") from None
+                if not isinstance(row, dict) or not isinstance(row.get("metrics"), dict):
+                    raise self._error(number, 'expected an object with the object "metrics"')
+                received_at_ns = row.get("received_at_ns")
+                if not isinstance(received_at_ns, int) or isinstance(received_at_ns, bool):
+                    raise self._error(
+                        number, f"received_at_ns: expected an integer, found {received_at_ns!r}"
+                    )
+                yield received_at_ns, row["metrics"]
+
+    def _error(self, number: int, reason: str) -> FrameDecodeError:
+        return FrameDecodeError(f"{fspath(self.path)}: line {number}: {reason}")
+
+
+def group_ranks(frames: Iterable[bytes], attention_dp: int) -> list[list[ForwardPassMetrics]]:
+    """Group the frames of all attention-DP ranks into iterations, by worker and counter.
+
+    Heartbeats (counter 0, or no wall time and no scheduled work) belong to no iteration and are left out. A trailing
+    iteration that some rank has not reported yet is left out too.
+
+    Parameters
+    ----------
+    frames: encoded messages in the order received, ranks interleaved in any way.
+    attention_dp: number of ranks that report each iteration.
+
+    Returns
+    -------
+    Iterations in the order in which their first frame came, each with its ranks sorted by `dp_rank`.
+
+    Raises
+    ------
+    MetricsError: a rank outside 0..attention_dp-1, a rank that reports one iteration twice, or an iteration that
+        stays incomplete while later ones are reported.
+    """
+    iterations: dict[tuple[str, int], dict[int, ForwardPassMetrics]] = {}
+    for position, frame in enumerate(frames):
+        metrics = decode_frame(frame)
+        if metrics.counter_id == 0 or (
+            metrics.wall_time == 0.0 and metrics.scheduled_requests == type(metrics.scheduled_requests)()
+        ):
+            continue
+        where = f"frame {position} (worker {metrics.worker_id!r}, counter {metrics.counter_id})"
+        if not 0 <= metrics.dp_rank < attention_dp:
+            raise MetricsError(
+                f"{where}: dp_rank {metrics.dp_rank} is outside 0..{attention_dp - 1}; check attention_dp"
+            )
+        ranks = iterations.setdefault((metrics.worker_id, metrics.counter_id), {})
+        if metrics.dp_rank in ranks:
+            raise MetricsError(f"{where}: dp_rank {metrics.dp_rank} reports this iteration twice")
+        ranks[metrics.dp_rank] = metrics
+    newest: dict[str, int] = {}
+    for worker, counter in iterations:
+        newest[worker] = max(counter, newest.get(worker, 0))
+    complete = []
+    for (worker, counter), ranks in iterations.items():
+        if len(ranks) == attention_dp:
+            complete.append([ranks[rank] for rank in range(attention_dp)])
+        elif counter != newest[worker]:
+            missing = sorted(set(range(attention_dp)) - set(ranks))
+            raise MetricsError(
+                f"worker {worker!r}, counter {counter}: ranks {missing} are missing; every iteration needs the "
+                f"frames of {attention_dp} ranks"
+            )
+    return complete

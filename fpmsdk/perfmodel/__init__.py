@@ -1,0 +1,1 @@
+"""The forward-pass performance model: selection, estimators, corrections, readiness."""

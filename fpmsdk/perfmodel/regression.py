@@ -1,0 +1,105 @@
+"""Regression estimators of a configuration: which stores, over which axes, with which declared state.
+
+The arithmetic is `ext/regression.pyx`; source: regression-and-learned.md section 1.
+"""
+
+from typing import Any
+
+from fpmsdk._ext.regression import CLOCK_FIELDS, LinearRegression, LinearStore
+from fpmsdk.errors import ConfigError, MissingCapabilityError
+from fpmsdk.snapshot.layout import StateField, StateLayout
+
+# What the bucketed sampler keeps; shared by every store that retains rows in buckets.
+SAMPLER_FIELDS = (
+    StateField("axis_min", "f8", ("sampling_axes",), "lower bound of each sampling axis", finite=False),
+    StateField("axis_max", "f8", ("sampling_axes",), "upper bound of each sampling axis", finite=False),
+    StateField("coordinates", "f8", ("rows", "sampling_axes"), "retention coordinates of each slot"),
+    StateField("order", "i4", ("rows",), "slots bucket by bucket, oldest first", minimum=0),
+    StateField("bucket_key", "i8", ("rows",), "keys of the occupied buckets, ascending", minimum=0),
+    StateField("bucket_start", "i4", ("rows+1",), "first position of each bucket in `order`", minimum=0),
+    StateField("extent", "i8", (3,), "rows, occupied buckets, slot of the next row", minimum=0),
+)
+
+# Everything that tuning changes in one linear store.
+LINEAR_STORE = StateLayout(
+    "linear_store",
+    1,
+    (
+        *SAMPLER_FIELDS,
+        StateField("features", "f8", ("rows", "axes"), "fit features of each slot", minimum=0.0),
+        StateField("target_ms", "f8", ("rows",), "observed latency of each slot", minimum=0.0),
+        StateField("mean", "f8", ("axes+1",), "means of features and target", finite=False),
+        StateField("scatter", "f8", ("axes+1", "axes+1"), "centred cross products", finite=False),
+        StateField("clock", "i8", (len(CLOCK_FIELDS),), ", ".join(CLOCK_FIELDS), minimum=0),
+        StateField("errors", "u1", ("errors",), "verdicts of the update policy, oldest first", maximum=1),
+        StateField("fit_intercept_ms", "f8", (1,), "intercept of the fit that serves"),
+        StateField("fit_slope_ms", "f8", ("axes",), "slope per standardised axis, ms"),
+        StateField("fit_mean", "f8", ("axes",), "mean used to standardise each axis"),
+        StateField("fit_scale", "f8", ("axes",), "scale used to standardise each axis", minimum=0.0),
+        StateField("fit_flags", "i8", (2,), "ready, bits of the active axes", minimum=0),
+    ),
+)
+
+DEFAULT_AXES = ("attention", "moe")
+
+
+def build_regression(config: dict[str, Any]) -> LinearRegression:
+    """The regression estimator of a normalised configuration.
+
+    Parameters
+    ----------
+    config: result of `fpmsdk.config.normalize_config`.
+
+    Raises
+    ------
+    ConfigError: a feature weight is not finite and positive.
+    MissingCapabilityError: the fit kind has no implementation in this release.
+    """
+    estimator = config["estimator_config"]
+    regression = estimator["fpm_regression"]
+    fit, sampling = regression["fit"], regression["sampling"]
+    if fit["kind"] != "standardized_nnls":
+        raise MissingCapabilityError(
+            f"estimator_config.fpm_regression.fit.kind {fit['kind']!r} is not part of this release; "
+            "use 'standardized_nnls'"
+        )
+    linear = fit.get("linear") or {}
+    fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES))
+    sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES))
+    axes = fit_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
+    settings = {
+        "num_axes": len(fit_axes),
+        "min_observations": regression["min_observations"],
+        "singular_ridge_scale": fit["singular_ridge_scale"],
+        "rebuild_interval": fit["rebuild_interval"],
+        "non_negative": linear.get("non_negative", True),
+        "update_policy": linear.get("update_policy", {"kind": "always"}),
+    }
+
+    def new_store() -> LinearStore:
+        return LinearStore(
+            LINEAR_STORE,
+            settings,
+            tuple(axes.index(axis) for axis in sampling_axes),
+            tuple(sampling["bins_per_axis"]),
+            sampling["max_observations"],
+        )
+
+    return LinearRegression(
+        config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store
+    )
+
+
+def _weights(features: dict[str, Any]) -> tuple[float, float, float]:
+    weights = []
+    for name in ("attention_kv_weight", "prefill_attention_pair_weight", "ffn_token_weight"):
+        weight = float(features[name])
+        if not 0.0 < weight < float("inf"):
+            path = f"estimator_config.features.{name}"
+            raise ConfigError(
+                f"invalid engine config: {path}: expected a finite number above 0 for a regression model, "
+                f"found {features[name]!r}",
+                path,
+            )
+        weights.append(weight)
+    return weights[0], weights[1], weights[2]
