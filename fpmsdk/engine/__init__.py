@@ -1,1 +1,1 @@
-"""The simulated engine: launch configuration and conformance of the scheduler with recorded real decisions."""
+"""The simulated engine: how one is launched, and whether its scheduler decides as the recorded real one did."""
