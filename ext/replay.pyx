@@ -192,7 +192,6 @@ cdef class Rank:
         cdef int64_t position
         self.in_pass = False
         self.scheduler.complete()
-        self.recorder.committed_prefill_tokens += self.scheduler.record.committed_prefill_tokens
         self._record_token_times(end_ms)
         for position in range(self.num_ended()):
             self.recorder.times.end_ms[self.ended(position)] = end_ms

@@ -266,7 +266,8 @@ cdef class Scheduler:
                 position = self._victim()
                 victim = self.running.items[position]
                 self._preempt(position)
-                if position < cursor:
+                # The simulator leaves its cursor where it was: whoever moved up before it computes nothing now.
+                if position < cursor and self.vllm_rules:
                     cursor -= 1
             if victim != request:
                 self._commit(request, tokens, computed)
@@ -432,7 +433,6 @@ cdef class Scheduler:
                 shape.num_prefill += 1
                 shape.sum_prefill_end_tokens += prompt_done
                 shape.sum_prefill_past_tokens += prompt_before
-                record.committed_prefill_tokens += item.tokens
             if emits_later_token:
                 shape.num_decode += 1
                 shape.sum_decode_tokens += known

@@ -71,7 +71,6 @@ cdef class Recorder:
     cdef RequestTimes times
     cdef readonly Rows passes, gaps, admissions
     cdef bint keeps_passes
-    cdef readonly int64_t committed_prefill_tokens
 
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil
 

@@ -77,7 +77,6 @@ cdef struct PassRecord:
     LengthSums decode_kv
     LengthSums queued_prefill
     LengthSums queued_decode
-    int64_t committed_prefill_tokens    # scheduled tokens of every request that still computed prompt
     int64_t num_preempted
     int64_t num_running
     int64_t num_waiting
