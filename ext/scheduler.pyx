@@ -536,7 +536,8 @@ cdef class Scheduler:
 
     cdef void _count_queued(self, int64_t request, int sign) noexcept nogil:
         if self.requests.columns.num_preemptions[request] > 0:
-            count(&self.queued_decode, known_tokens(&self.requests.columns, request), sign)
+            # A real engine reports the tokens it has computed for a preempted request: none.
+            count(&self.queued_decode, 0 if self.vllm_rules else known_tokens(&self.requests.columns, request), sign)
         else:
             count(&self.queued_prefill, self.requests.columns.prompt_tokens[request], sign)
 
@@ -567,6 +568,11 @@ cdef class Scheduler:
             "free_blocks": self.kv.pool.num_free(),
             "active_blocks": self.kv.active_blocks(),
         }
+
+    def record_of_pass(self):
+        return dict(num_prefill_requests=self.record.prefill_prompts.count,sum_prefill_tokens=self.record.sum_prefill_tokens,sum_prefill_kv_tokens=self.record.sum_prefill_kv_tokens,num_decode_requests=self.record.decode_kv.count,sum_decode_kv_tokens=self.record.decode_kv.total,
+          num_queued_prefill=self.record.queued_prefill.count,sum_queued_prefill_tokens=self.record.queued_prefill.total,num_queued_decode=self.record.queued_decode.count,sum_queued_decode_kv_tokens=self.record.queued_decode.total,
+          var_prefill_length=variance(&self.record.prefill_prompts),var_decode_kv_tokens=variance(&self.record.decode_kv),var_queued_prefill_length=variance(&self.record.queued_prefill),var_queued_decode_kv_tokens=variance(&self.record.queued_decode))
 
     def complete_pass(self):
         """End the pass; return the requests that emitted a token and those that finished."""
