@@ -56,15 +56,18 @@ FPM_INTERPOLATION = Record(
 )
 
 UPDATE_POLICY = Tagged(
-    always=Record(),
-    error_threshold=Record(
-        Field("relative_tolerance", Number()),
-        Field("absolute_tolerance_ms", Number()),
-        Field("window", USIZE),
-        Field("trigger", USIZE),
-        Field("cooldown", USIZE),
-        Field("startup_observations", USIZE, 10),
-    ),
+    "kind",
+    {
+        "always": Record(),
+        "error_threshold": Record(
+            Field("relative_tolerance", Number()),
+            Field("absolute_tolerance_ms", Number()),
+            Field("window", USIZE),
+            Field("trigger", USIZE),
+            Field("cooldown", USIZE),
+            Field("startup_observations", USIZE, 10),
+        ),
+    },
 )
 
 LINEAR = Record(
@@ -78,14 +81,17 @@ SPLINE = Record(
     Field(
         "search",
         Tagged(
-            adaptive=Record(
-                Field("window", USIZE, 16),
-                Field("trigger", USIZE, 8),
-                Field("tolerance", Number(), 0.05),
-                Field("absolute_tolerance_ms", Number(), 1.0),
-                Field("cooldown", USIZE, 64),
-            ),
-            periodic=Record(Field("step", USIZE, 64)),
+            "kind",
+            {
+                "adaptive": Record(
+                    Field("window", USIZE, 16),
+                    Field("trigger", USIZE, 8),
+                    Field("tolerance", Number(), 0.05),
+                    Field("absolute_tolerance_ms", Number(), 1.0),
+                    Field("cooldown", USIZE, 64),
+                ),
+                "periodic": Record(Field("step", USIZE, 64)),
+            },
         ),
         {"kind": "adaptive"},
     ),

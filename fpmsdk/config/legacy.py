@@ -11,8 +11,20 @@ from fpmsdk.config.estimator import U32, USIZE
 from fpmsdk.config.fields import BACKEND, CONFIG, DATABASE_MODE, OPTIONAL_TEXT, OPTIONAL_U32, WORKER_TYPE
 from fpmsdk.config.parse import parse_document
 from fpmsdk.config.request import name_weights
-from fpmsdk.config.schema import Anything, Choice, Field, Flag, FreeObject, ListOf, Nullable, Number, Record
-from fpmsdk.config.schema import SchemaFault, Text, Weight
+from fpmsdk.config.schema import (
+    Anything,
+    Choice,
+    Field,
+    Flag,
+    FreeObject,
+    ListOf,
+    Nullable,
+    Number,
+    Record,
+    SchemaFault,
+    Text,
+    Weight,
+)
 from fpmsdk.config.validate import validate
 from fpmsdk.errors import ConfigError
 

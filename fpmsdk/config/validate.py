@@ -1,7 +1,7 @@
 """Rules of the canonical configuration that go beyond types: ranges, pairs, exclusions.
 
-Faults are reported one at a time in the order of fpm-model.md section 3. Nothing here opens a file; systems paths are
-only checked for existence.
+Faults are reported one at a time in the order of fpm-model.md section 3. Nothing here opens a file; systems
+paths are only checked for existence.
 """
 
 import math
@@ -102,7 +102,7 @@ def _learned_gates(config: dict[str, Any], estimator: dict[str, Any]) -> None:
         return
     _require(
         correction["enabled"] and correction["mode"] in ("auto", "hybrid"),
-        "fpm_learned adaptation causal_selector needs correction.enabled true and correction.mode auto or hybrid",
+        "fpm_learned adaptation causal_selector needs correction enabled, in mode auto or hybrid",
     )
     selector = estimator["selector"]
     path = "estimator_config.selector"
