@@ -36,11 +36,12 @@ def estimate(
 
     Exits with 1 when the model is not ready for such an iteration.
     """
+    from fpmsdk import FpmBatch
+
     model = build_model(config, worker_type, attention_dp)
     iteration = read_json(fpm, "the forward-pass metrics")
-    model.tune_with_fpms(
-        read_iterations(frames or [], model.diagnostics()["provenance"]["config"]["attention_dp"])
-    )
+    ranks = model.diagnostics()["provenance"]["config"]["attention_dp"]
+    model.tune_with_fpms(FpmBatch.from_frames(read_iterations(frames or [], ranks)))
     document = model.estimate_forward_pass_detailed(iteration)
     latency_ms = document["latency_ms"]
     if latency_ms is None:

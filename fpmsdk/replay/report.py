@@ -63,7 +63,7 @@ class ReplayReport:
         `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived.
     passes: an array per column, one entry per pass; empty when passes were not recorded.
     gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
-    committed_prefill_tokens: tokens scheduled for prefill, those recomputed after a preemption included.
+    committed_prefill_tokens: tokens scheduled for prefill; None when passes were not recorded.
     clock_ms: simulated time at which the replay ended.
     wall_time_ms: real time that it took.
     num_workers, gpus_per_worker: what ran from the first to the last simulated moment.
@@ -84,7 +84,7 @@ class ReplayReport:
         passes: Columns,
         gap_ms: NDArray[np.float64],
         gap_count: NDArray[np.int64],
-        committed_prefill_tokens: int,
+        committed_prefill_tokens: int | None,
         clock_ms: float,
         wall_time_ms: float,
         num_workers: int = 1,
