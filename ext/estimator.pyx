@@ -4,7 +4,7 @@
 
 from libc.math cimport NAN, isnan
 from libc.stdint cimport int64_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
@@ -12,7 +12,9 @@ from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.features cimport (
     FAULT_NONE, KIND_IDLE, NUM_SKIPS, SKIP_IDLE, SKIP_NONE, FaultSite, check_ranks, fault_error, tuning_target_ms,
 )
-from fpmsdk._ext.frames cimport Columns, IterationSource, Records, new_scratch, read_iteration, read_iterations
+from fpmsdk._ext.frames cimport (
+    Columns, IterationSource, LengthLists, free_lists, is_rank, new_scratch, read_iterations, read_rank,
+)
 
 import numpy as np
 
@@ -37,13 +39,30 @@ cdef class ServingView:
 
     def estimate_iteration(self, metrics, decode_frame):
         """Latency in ms of one iteration, given as a rank or as the list of its ranks; None when not ready."""
-        cdef Records records = read_iteration(metrics, decode_frame)
+        cdef FpmRank few[8]
+        cdef FpmRank* ranks = few
+        cdef LengthLists* lists = NULL
+        cdef Py_ssize_t num_ranks = 1 if is_rank(metrics) else len(metrics), r
         cdef FaultSite site
-        cdef double latency_ms
+        cdef double latency_ms = NAN
         site.iteration = -1
-        site.fault = check_ranks(records.ranks, records.num_ranks, &site.rank)
-        if site.fault == FAULT_NONE:
-            site.fault = self.evaluate(records.ranks, records.num_ranks, &latency_ms)
+        if num_ranks > 8:
+            ranks = <FpmRank*>malloc(num_ranks * sizeof(FpmRank))
+            if ranks == NULL:
+                raise MemoryError
+        try:
+            if is_rank(metrics):
+                read_rank(metrics, decode_frame, False, ranks, &lists)
+            else:
+                for r in range(num_ranks):
+                    read_rank(metrics[r], decode_frame, False, &ranks[r], &lists)
+            site.fault = check_ranks(ranks, num_ranks, &site.rank)
+            if site.fault == FAULT_NONE:
+                site.fault = self.evaluate(ranks, num_ranks, &latency_ms)
+        finally:
+            free_lists(lists)
+            if ranks != few:
+                free(ranks)
         if site.fault != FAULT_NONE:
             raise fault_error(&site)
         return None if isnan(latency_ms) else latency_ms

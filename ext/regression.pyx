@@ -157,6 +157,8 @@ cdef class LinearStore:
 
     cdef int bind(self) except -1:
         self.sampler.bind(self.arrays)
+        self.row_capacity = len(self.arrays["order"])
+        self.error_capacity = len(self.arrays["errors"])
         self.features = <double*>cnp.PyArray_DATA(self.arrays["features"])
         self.target_ms = <double*>cnp.PyArray_DATA(self.arrays["target_ms"])
         self.mean = <double*>cnp.PyArray_DATA(self.arrays["mean"])
@@ -173,18 +175,17 @@ cdef class LinearStore:
     cdef int reserve(self, Py_ssize_t num_observations) except -1:
         # One row more than the store may keep, because an insert precedes the eviction.
         cdef int64_t limit = self.sampler.max_observations
-        cdef int64_t rows = len(self.arrays["order"])
-        cdef int64_t errors = len(self.arrays["errors"])
-        cdef int64_t needed_rows = min(self.sampler.total() + num_observations, limit) + 1
-        cdef int64_t needed_errors = min(self.clock[NUM_ERRORS] + num_observations, self.settings.window)
-        if rows < needed_rows or errors < needed_errors:
-            # Doubling keeps one-by-one tuning from copying the store at every call.
-            if rows < needed_rows:
-                rows = max(needed_rows, min(2 * rows, limit + 1))
-            if errors < needed_errors:
-                errors = max(needed_errors, min(2 * errors, self.settings.window))
-            self.arrays = self.layout.grow(self.arrays, rows=rows, errors=errors)
-            self.bind()
+        cdef int64_t rows = min(self.sampler.total() + num_observations, limit) + 1
+        cdef int64_t errors = min(self.clock[NUM_ERRORS] + num_observations, self.settings.window)
+        if rows <= self.row_capacity and errors <= self.error_capacity:
+            return 0
+        # Doubling keeps one-by-one tuning from copying the store at every call.
+        if rows > self.row_capacity:
+            rows = max(rows, min(2 * self.row_capacity, limit + 1))
+        if errors > self.error_capacity:
+            errors = max(errors, min(2 * self.error_capacity, self.settings.window))
+        self.arrays = self.layout.grow(self.arrays, rows=rows, errors=errors)
+        self.bind()
         return 0
 
     cdef LinearFit fit(self) noexcept nogil:
@@ -650,9 +651,13 @@ cdef class LinearRegression(Estimator):
         return {kind: store for kind, store in pairs if store is not None}
 
     cdef int reserve(self, Py_ssize_t num_iterations) except -1:
-        cdef LinearStore store
-        for store in self.stores().values():
-            store.reserve(num_iterations)
+        if self.pure_decode is not None:
+            self.pure_decode.reserve(num_iterations)
+        if self.contains_locally_mixed is not None:
+            self.contains_locally_mixed.reserve(num_iterations)
+            self.cross_rank_aggregated.reserve(num_iterations)
+        if self.pure_prefill is not None:
+            self.pure_prefill.reserve(num_iterations)
         return 0
 
     cdef int extract(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
@@ -690,3 +695,5 @@ cdef void publish_store(LinearView view, int kind, LinearStore store):
         return
     view.fits[kind] = store.fit()
     view.totals[kind] = store.sampler.total()
+    view.ready |= view.fits[kind].ready
+    view.retained_observations += view.totals[kind]

@@ -40,6 +40,7 @@ cdef class LinearStore:
     cdef object layout
     cdef int num_sampling_axes
     cdef int sampling_axis[MAX_FIT_AXES]  # position of each sampling axis among the projected features
+    cdef int64_t row_capacity, error_capacity
     # State, owned by `arrays`.
     cdef double* features                # [rows, num_axes]
     cdef double* target_ms               # [rows]
@@ -77,6 +78,8 @@ cdef class LinearView(ServingView):
     cdef int num_fit_axes
     cdef LinearFit fits[NUM_KINDS]
     cdef int64_t totals[NUM_KINDS]       # retained observations; -1: the worker type has no such store
+    cdef readonly bint ready             # some store has a usable fit
+    cdef readonly int64_t retained_observations
 
 
 cdef class LinearRegression(Estimator):
