@@ -98,14 +98,14 @@ cdef class Estimator:
         # Make room for so many further observations; the learning loop allocates nothing.
         return 0
 
-    cdef int extract(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
-        # Prepare the features of one iteration. Returns a `Fault`; `kind` is KIND_IDLE without work.
+    cdef int classify(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
+        # Workload kind of an iteration, KIND_IDLE without work. Returns a `Fault`.
         kind[0] = KIND_IDLE
         return FAULT_NONE
 
-    cdef void learn(self, int kind, double target_ms) noexcept nogil:
-        # Take the extracted iteration as an observation.
-        pass
+    cdef int learn(self, const FpmRank* ranks, Py_ssize_t num_ranks, int kind, double target_ms) noexcept nogil:
+        # Take an iteration as an observation. Returns a `Fault`, with nothing changed.
+        return FAULT_NONE
 
     cdef int publish(self) except -1:
         return 0
@@ -138,14 +138,16 @@ cdef class Estimator:
                 ranks = source.ranks_of(i, scratch, &num_ranks)
                 site.fault = check_ranks(ranks, num_ranks, &site.rank)
                 if site.fault == FAULT_NONE:
-                    site.fault = self.extract(ranks, num_ranks, &kind)
+                    site.fault = self.classify(ranks, num_ranks, &kind)
                 if site.fault != FAULT_NONE:
                     break
                 skip = SKIP_IDLE if kind == KIND_IDLE else tuning_target_ms(ranks, num_ranks, &target_ms)
-                if skip == SKIP_NONE:
-                    self.learn(kind, target_ms)
-                else:
+                if skip != SKIP_NONE:
                     self.skipped[skip] += 1
+                    continue
+                site.fault = self.learn(ranks, num_ranks, kind, target_ms)
+                if site.fault != FAULT_NONE:
+                    break
         free(scratch)
         self.publish()
         if site.fault != FAULT_NONE:

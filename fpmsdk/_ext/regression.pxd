@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
-from fpmsdk._ext.features cimport MAX_AXES, NUM_KINDS, FeatureSpec
+from fpmsdk._ext.features cimport NUM_KINDS, FeatureSpec
 from fpmsdk._ext.sampler cimport BucketSampler
 
 cdef enum:
@@ -74,8 +74,7 @@ cdef class LinearStore:
 
 
 cdef class LinearView(ServingView):
-    cdef FeatureSpec spec
-    cdef int num_fit_axes
+    cdef FeatureSpec spec                # the fit axes: a prediction needs no sampling axis
     cdef LinearFit fits[NUM_KINDS]
     cdef int64_t totals[NUM_KINDS]       # retained observations; -1: the worker type has no such store
     cdef readonly bint ready             # some store has a usable fit
@@ -83,9 +82,8 @@ cdef class LinearView(ServingView):
 
 
 cdef class LinearRegression(Estimator):
-    cdef FeatureSpec spec
-    cdef int num_fit_axes
-    cdef double projected[MAX_AXES]
+    cdef FeatureSpec spec                # fit axes, then the sampling axes that are not among them
+    cdef FeatureSpec fit_spec
     # None where the worker type has no such store.
     cdef readonly LinearStore pure_decode
     cdef readonly LinearStore contains_locally_mixed
