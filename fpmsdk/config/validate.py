@@ -41,6 +41,17 @@ def validate(config: dict[str, Any]) -> None:
     _speculation(config)
     _precision(config)
     _data_sources(config)
+    validate_estimator(estimator)
+    _speculation_scheme(config)
+    _profile(config, estimator["fpm_interpolation"])
+
+
+def validate_estimator(estimator: dict[str, Any]) -> None:
+    """Check the rules inside `estimator_config`, which hold for every estimation mode.
+
+    Parameters: `estimator`, the stored form of `estimator.ESTIMATOR_CONFIG`.
+    Raises: `ConfigError` for the first rule that does not hold.
+    """
     _learned_controls(estimator["fpm_learned"])
     _selector_ranges(estimator["selector"])
     _regression(estimator["fpm_regression"])
@@ -52,8 +63,6 @@ def validate(config: dict[str, Any]) -> None:
     _ridge(estimator["fpm_regression"])
     _correction(estimator["correction"])
     _observation_counts(estimator["fpm_regression"], "estimator_config.fpm_regression")
-    _speculation_scheme(config)
-    _profile(config, estimator["fpm_interpolation"])
 
 
 def _require(holds: bool, reason: str, path: str = "") -> None:
