@@ -56,15 +56,18 @@ FPM_INTERPOLATION = Record(
 )
 
 UPDATE_POLICY = Tagged(
-    always=Record(),
-    error_threshold=Record(
-        Field("relative_tolerance", Number()),
-        Field("absolute_tolerance_ms", Number()),
-        Field("window", USIZE),
-        Field("trigger", USIZE),
-        Field("cooldown", USIZE),
-        Field("startup_observations", USIZE, 10),
-    ),
+    "kind",
+    {
+        "always": Record(),
+        "error_threshold": Record(
+            Field("relative_tolerance", Number()),
+            Field("absolute_tolerance_ms", Number()),
+            Field("window", USIZE),
+            Field("trigger", USIZE),
+            Field("cooldown", USIZE),
+            Field("startup_observations", USIZE, 10),
+        ),
+    },
 )
 
 LINEAR = Record(
@@ -78,14 +81,17 @@ SPLINE = Record(
     Field(
         "search",
         Tagged(
-            adaptive=Record(
-                Field("window", USIZE, 16),
-                Field("trigger", USIZE, 8),
-                Field("tolerance", Number(), 0.05),
-                Field("absolute_tolerance_ms", Number(), 1.0),
-                Field("cooldown", USIZE, 64),
-            ),
-            periodic=Record(Field("step", USIZE, 64)),
+            "kind",
+            {
+                "adaptive": Record(
+                    Field("window", USIZE, 16),
+                    Field("trigger", USIZE, 8),
+                    Field("tolerance", Number(), 0.05),
+                    Field("absolute_tolerance_ms", Number(), 1.0),
+                    Field("cooldown", USIZE, 64),
+                ),
+                "periodic": Record(Field("step", USIZE, 64)),
+            },
         ),
         {"kind": "adaptive"},
     ),
@@ -192,16 +198,15 @@ def contextual_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """
     if config["estimation_mode"] != "fpm_learned":
         return {}
-    adaptation = config["estimator_config"]["fpm_learned"]["adaptation"]
-    if adaptation == "online":
-        return {"correction": {"enabled": False}}
-    if adaptation == "causal_selector":
-        return {
-            "fpm_learned": {
-                "recent_window": 8,
-                "history_weight": 0.25,
-                "history_weight_ramp_observations": 8,
-                "update_every": 4,
-            }
+    written = config["estimator_config"]["fpm_learned"]
+    controls: dict[str, Any] = {}
+    if written["adaptation"] == "causal_selector":
+        controls = {
+            "recent_window": 8,
+            "history_weight": 0.25,
+            "history_weight_ramp_observations": 8,
+            "update_every": 4,
         }
-    return {}
+    if written["history_weight"] is None:
+        controls["history_weight_ramp_observations"] = 0
+    return {"fpm_learned": controls, "correction": {"enabled": written["adaptation"] != "online"}}

@@ -15,13 +15,13 @@ from fpmsdk.config.request import resolve_request
 class ForwardPassPerfModelConfig:
     """The identity of a deployment and how its forward passes are to be estimated.
 
-    Fields, defaults and rules are those of the canonical configuration; `asdict` is loss-free and machine-independent,
-    `to_dict` resolves what depends on this machine. Unknown keywords are a `TypeError`.
+    Fields, defaults and rules are those of the canonical configuration; `asdict` is loss-free and
+    machine-independent, `to_dict` resolves what depends on this machine. Unknown keywords are a `TypeError`.
     Source: fpm-model.md section 3, clients.md section 2.2.
 
-    >>> config = ForwardPassPerfModelConfig("m", "s", "vllm", "decode", estimation_mode="fpm_regression", tp=4)
+    >>> config = ForwardPassPerfModelConfig("m", "s", "vllm", "decode", estimation_mode="fpm_regression")
     >>> config.to_dict()["tp"], config.to_dict()["systems_paths"]
-    (4, [])
+    (1, [])
     """
 
     model: str
@@ -72,9 +72,10 @@ class ForwardPassPerfModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON values, presets and systems paths resolved on this machine.
 
-        Returns: every field, `encoder_parallel` only when given; `systems_paths` stays empty for `fpm_regression` and
-        `fpm_learned` without paths.
-        Raises: `SystemsPathError` for a path that is not a directory, `ConfigError` for an unknown transfer preset.
+        Returns: every field, `encoder_parallel` only when given; `systems_paths` stays empty for
+        `fpm_regression` and `fpm_learned` without paths.
+        Raises: `SystemsPathError` for a path that is not a directory, `ConfigError` for an unknown transfer
+        preset.
         Source: fpm-model.md section 2.4.
         """
         resolved = resolve_request(self.document())
@@ -93,15 +94,17 @@ class ForwardPassPerfModelConfig:
     ) -> Self:
         """Migrate a flat legacy engine record and its flat tuning options.
 
-        Parameters: `config`, with at least `schema_version, model_name, system_name, backend, tp_size, pp_size`;
-        `options`, fields of `ForwardPassPerfOptions`; `allow_regression` chooses fallback policy `regression`.
+        Parameters: `config`, with at least `schema_version, model_name, system_name, backend, tp_size,
+        pp_size`; `options`, fields of `ForwardPassPerfOptions`; `allow_regression` chooses fallback policy
+        `regression`.
         Returns: mode `op_level`, or `fpm_interpolation` for `forward_model: fpm`; validated, not resolved.
         Raises: `ConfigError`.
         Source: fpm-model.md section 2.4.
 
         >>> record = {"schema_version": 1, "model_name": "m", "system_name": "s", "backend": "vllm"}
         >>> record |= {"tp_size": 4, "pp_size": 1}
-        >>> config = ForwardPassPerfModelConfig.from_legacy_engine_config(record, "decode", {"bucket_count": 9})
+        >>> migrate = ForwardPassPerfModelConfig.from_legacy_engine_config
+        >>> config = migrate(record, "decode", {"bucket_count": 9})
         >>> config.tp, config.estimator_config["correction"]["sampling"]["bins_per_axis"]
         (4, [3, 3])
         """

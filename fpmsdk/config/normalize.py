@@ -1,7 +1,8 @@
 """From what a caller wrote to the canonical configuration: parse, validate, resolve, serialise.
 
-`normalize_config` is strict and looks at the machine only to see that systems paths exist. `normalize_request` is the
-layer above it for what people write by hand: presets, `default`, `~`, Python infinities.
+`normalize_config` is strict and looks at the machine only to see that systems paths exist.
+`normalize_request` is the layer above it for what people write by hand: presets, `default`, `~`, Python
+infinities.
 Source: fpm-model.md section 3.3.
 """
 
@@ -23,11 +24,13 @@ ConfigInput = ForwardPassPerfModelConfig | Mapping[str, Any] | str
 def normalize_config(config: ConfigInput) -> dict[str, Any]:
     """Return the full canonical form of a configuration, or say what is wrong with it.
 
-    Parameters: `config`, a mapping, JSON text, or a `ForwardPassPerfModelConfig`. Systems paths must exist as written.
-    Returns: a new dict of every field in serialisation order, aliases and defaults resolved; normalising it again
-    gives the same.
-    Raises: `ConfigError` for unknown, repeated, missing or ill-typed fields (`path` names the place) and for rules that
-    do not hold; `MissingCapabilityError` where a profile, a learned source or a snapshot would have to be opened.
+    Parameters: `config`, a mapping, JSON text, or a `ForwardPassPerfModelConfig`. Systems paths must exist as
+    written.
+    Returns: a new dict of every field in serialisation order, aliases and defaults resolved; normalising it
+    again gives the same.
+    Raises: `ConfigError` for unknown, repeated, missing or ill-typed fields (`path` names the place) and for
+    rules that do not hold; `MissingCapabilityError` where a profile, a learned source or a snapshot would
+    have to be opened.
     Source: fpm-model.md section 3.
 
     >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "tp_size": 4}
@@ -38,35 +41,53 @@ def normalize_config(config: ConfigInput) -> dict[str, Any]:
         ...
     fpmsdk.errors.ConfigError: invalid forward-pass config at duplicate field `tp`
     """
+    parsed = check_config(config)
+    _resolve(parsed)
+    return CONFIG.write(parsed)
+
+
+def check_config(config: ConfigInput) -> dict[str, Any]:
+    """Return a configuration with defaults filled in and every rule checked, but nothing resolved or opened.
+
+    Parameters and errors as `normalize_config`, except that no file is ever needed. The method stays
+    `auto`, and non-finite feature weights are floats: use it to read fields, `normalize_config` to store or
+    send them.
+    """
     if isinstance(config, ForwardPassPerfModelConfig):
-        return _normalize(expand_request(config.document()))
-    return _normalize(parse_text(config) if isinstance(config, str) else config)
+        document: Any = expand_request(config.document())
+    else:
+        document = parse_text(config) if isinstance(config, str) else config
+    parsed = parse_document(document)
+    validate(parsed)
+    return parsed
 
 
 def normalize_request(config: ConfigInput) -> dict[str, Any]:
     """Return the canonical form of what a user wrote, systems paths and presets resolved on this machine.
 
-    As `normalize_config`, and besides: `systems_paths` follows `resolve_systems_paths` (empty stays empty for
-    `fpm_regression` and `fpm_learned`), `transfer_policy` may be preset text, non-finite feature weights may be Python
-    floats. This is the form a model is built from.
-    Raises: as `normalize_config`; `SystemsPathError` for an entry that is not a directory.
-    Source: fpm-model.md sections 2.4 and 3.1, clients.md section 2.2.
+    As `normalize_config` after `request_document`. This is the form a model is built from.
+    Raises: as both.
+    Source: fpm-model.md sections 2.4 and 3.1.
+    """
+    return normalize_config(request_document(config))
 
-    >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"}
-    >>> normalize_request(config | {"systems_paths": ("/", "/."), "transfer_policy": "balanced"})["systems_paths"]
-    ['/']
+
+def request_document(config: ConfigInput) -> Any:
+    """Return the document that `config` stands for, in the strict form, before any check of its fields.
+
+    `systems_paths` follows `resolve_systems_paths` (empty stays empty for `fpm_regression` and
+    `fpm_learned`), `transfer_policy` may be preset text, non-finite feature weights may be Python floats.
+    Raises: `SystemsPathError` for an entry that is not a directory, `ConfigError` for malformed text or an
+    unknown transfer preset.
+    Source: fpm-model.md section 3.1, clients.md section 2.2.
+
+    >>> request_document({"systems_paths": ("/", "/."), "transfer_policy": "balanced"})
+    {'systems_paths': ['/'], 'transfer_policy': ['xquant', 'xshape']}
     """
     if isinstance(config, ForwardPassPerfModelConfig):
-        return _normalize(config.to_dict())
+        return config.to_dict()
     document = parse_text(config) if isinstance(config, str) else config
-    return _normalize(resolve_request(document) if isinstance(document, Mapping) else document)
-
-
-def _normalize(document: Mapping[str, Any]) -> dict[str, Any]:
-    parsed = parse_document(document)
-    validate(parsed)
-    _resolve(parsed)
-    return CONFIG.write(parsed)
+    return resolve_request(document) if isinstance(document, Mapping) else document
 
 
 def _resolve(config: dict[str, Any]) -> None:

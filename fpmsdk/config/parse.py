@@ -11,7 +11,7 @@ from fpmsdk.errors import ConfigError
 
 
 def parse_text(text: str) -> Any:
-    """Return the JSON value of a configuration text; repeated keys are kept for `parse_document` to refuse."""
+    """Return the JSON value of a configuration text; repeated keys stay visible to `parse_document`."""
     try:
         return read_json(text)
     except ValueError as fault:
@@ -21,7 +21,8 @@ def parse_text(text: str) -> Any:
 def parse_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored form of `fields.CONFIG`, defaults filled in.
 
-    Raises: `ConfigError` whose `path` is the dotted path of the first unknown, repeated, missing or ill-typed field.
+    Raises: `ConfigError` whose `path` is the dotted path of the first unknown, repeated, missing or
+    ill-typed field.
     Source: fpm-model.md section 3, rules 1 to 5.
     """
     try:

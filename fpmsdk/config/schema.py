@@ -7,7 +7,7 @@ Every fault carries the dotted path of the value as it was written.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from fpmsdk.config.jsontext import RepeatedKeys
 
@@ -36,21 +36,14 @@ class Kind(Protocol):
 
 def describe(value: Any) -> str:
     """Name a JSON value for an error text."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return f"boolean {str(value).lower()}"
-    if isinstance(value, int):
-        return f"integer {value}"
-    if isinstance(value, float):
-        return f"number {value!r}"
-    if isinstance(value, str):
-        return f"string {value!r}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "boolean true", False: "boolean false"}[value]
+    for kind, name in ((int, "integer"), (float, "number"), (str, "string")):
+        if isinstance(value, kind):
+            return f"{name} {value!r}"
     if isinstance(value, (list, tuple)):
         return "an array"
-    if isinstance(value, Mapping):
-        return "an object"
-    return f"a value of type {type(value).__name__}"
+    return "an object" if isinstance(value, Mapping) else f"a value of type {type(value).__name__}"
 
 
 def _mismatch(path: str, accepted: str, value: Any) -> NoReturn:
@@ -101,8 +94,11 @@ class Count(_Scalar):
         return int(value)
 
 
+@dataclass(frozen=True, slots=True)
 class Number(_Scalar):
-    """A finite number; integers are taken and stored as floats."""
+    """A number, finite unless the rules of its document say so themselves; integers are stored as floats."""
+
+    finite: bool = True
 
     def read(self, value: Any, path: str) -> float:
         """Return the float."""
@@ -112,7 +108,7 @@ class Number(_Scalar):
             number = float(value)
         except OverflowError:
             number = math.inf
-        if not math.isfinite(number):
+        if self.finite and not math.isfinite(number):
             _mismatch(path, "a finite number", value)
         return number
 
@@ -120,7 +116,7 @@ class Number(_Scalar):
 class Weight:
     """A number that may also be non-finite, which JSON carries as one of three exact strings."""
 
-    NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    NAMES: ClassVar = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
     def read(self, value: Any, path: str) -> float:
         """Return the float."""
@@ -257,12 +253,17 @@ class Field:
         """Return a fresh stored default."""
         return None if self.default is None else self.kind.read(self.default, self.name)
 
+    def write(self, value: Any) -> Any:
+        """Return the JSON form of a stored value, None for one that is absent."""
+        return None if value is None else self.kind.write(value)
+
 
 class Record:
     """An object with known fields; unknown ones are faults unless `open`.
 
-    Fields are visited in byte order of the keys as written, or in document order with `sort_keys=False`. Fields that
-    are missing are reported after all that were given; they and a field given twice name the record itself.
+    Fields are visited in byte order of the keys as written, or in document order with `sort_keys=False`.
+    Fields that are missing are reported after all that were given; they and a field given twice name the
+    record itself.
     """
 
     def __init__(self, *fields: Field, sort_keys: bool = True, open: bool = False) -> None:
@@ -293,40 +294,43 @@ class Record:
             for known in self.fields
         }
 
-    def write(self, value: dict[str, Any]) -> dict[str, Any]:
+    def write(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return the JSON object in table order, fields to be omitted left out."""
-        return {
-            known.name: known.kind.write(value[known.name])
-            for known in self.fields
-            if not (known.omit_default and value[known.name] == known.default_value())
-        }
+        document: dict[str, Any] = {}
+        for known in self.fields:
+            written = known.write(value[known.name])
+            if not (known.omit_default and written == known.write(known.default_value())):
+                document[known.name] = written
+        return document
 
 
 class Tagged:
-    """An object whose `kind` field chooses the record of its other fields.
+    """An object in which the field `tag` chooses the record of the other fields.
 
-    A fault of `kind` itself is at `.kind`; every fault of the other fields names the object.
+    A fault of the tag itself is at the tag; every fault of the other fields names the object.
     """
 
-    def __init__(self, **variants: Record) -> None:
+    def __init__(self, tag: str, variants: Mapping[str, Record]) -> None:
+        self.tag = tag
         self.variants = variants
 
     def read(self, value: Any, path: str) -> dict[str, Any]:
-        """Return `kind` first, then the fields of its record."""
+        """Return the tag first, then the fields of its record."""
         if not isinstance(value, Mapping):
             _mismatch(path, "an object", value)
-        if "kind" not in value:
-            raise SchemaFault(path, "missing field `kind`")
-        kind = Choice(tuple(self.variants)).read(value["kind"], join(path, "kind"))
-        rest = {key: item for key, item in value.items() if key != "kind"}
+        if self.tag not in value:
+            raise SchemaFault(path, f"missing field `{self.tag}`")
+        name = Choice(tuple(self.variants)).read(value[self.tag], join(path, self.tag))
+        rest = {key: item for key, item in value.items() if key != self.tag}
         try:
-            return {"kind": kind, **self.variants[kind].read(rest, path)}
+            return {self.tag: name, **self.variants[name].read(rest)}
         except SchemaFault as fault:
             raise SchemaFault(path, str(fault)) from None
 
     def write(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Return `kind` first, then the fields of its record."""
-        return {"kind": value["kind"], **self.variants[value["kind"]].write(value)}
+        """Return the tag first, then the fields of its record."""
+        name = value[self.tag]
+        return {self.tag: name, **self.variants[name].write(value)}
 
 
 def entries(value: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:

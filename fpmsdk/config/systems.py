@@ -21,9 +21,9 @@ def packaged_systems_root() -> str | None:
 def resolve_systems_paths(entries: Sequence[object] = ()) -> list[str]:
     """Return absolute, existing, distinct systems roots in the order given.
 
-    Parameters: `entries`, directories; `"default"` in any case is the packaged root, `~` is expanded, relative ones
-    start at the working directory. Empty means the environment variable `FPMSDK_SYSTEMS_PATH` (one directory), then
-    `AICONFIGURATOR_SYSTEMS_PATH`, then the packaged root, then nothing.
+    Parameters: `entries`, directories; `"default"` in any case is the packaged root, `~` is expanded,
+    relative ones start at the working directory. Empty means the environment variable `FPMSDK_SYSTEMS_PATH`
+    (one directory), then `AICONFIGURATOR_SYSTEMS_PATH`, then the packaged root, then nothing.
     Raises: `SystemsPathError` for an entry that is not a non-empty string or not a directory.
     Source: clients.md section 2.2.
 
@@ -49,7 +49,7 @@ def _resolve(entry: object) -> str:
         root = packaged_systems_root()
         if root is None:
             raise SystemsPathError(
-                "systems_paths: this build ships no packaged performance data for 'default'; name a directory",
+                "systems_paths: this build ships no performance data for 'default'; name a directory",
                 "systems_paths",
             )
         return root

@@ -1,0 +1,1 @@
+"""The simulated engine: how one is launched, how it schedules, how it keeps its KV cache."""
