@@ -77,7 +77,19 @@ class PerfDataNotAvailableError(FpmSdkError, RuntimeError):
 
 
 class TraceError(FpmSdkError, ValueError):
-    """A request trace has a malformed, contradictory or out-of-order row."""
+    """A request trace is unreadable, or one of its rows is malformed or contradictory.
+
+    `path` is the file (None for arrays), `line` its line counted from 1 (None when the fault belongs to the
+    whole file or the form has no lines), `field` the offending field (empty when no single one is at fault).
+    """
+
+    def __init__(
+        self, message: str, *, path: str | None = None, line: int | None = None, field: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.line = line
+        self.field = field
 
 
 class TimingError(FpmSdkError, ValueError):

@@ -1,1 +1,1 @@
-"""The simulated engine: how one is launched, how it schedules, how it keeps its KV cache."""
+"""The simulated engine: how one is launched, and whether its scheduler decides as the recorded real one did."""

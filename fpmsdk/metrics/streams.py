@@ -99,7 +99,9 @@ class FpmStream:
                     raise self._error(number, 'expected an object with the object "metrics"')
                 received_at_ns = row.get("received_at_ns")
                 if not isinstance(received_at_ns, int) or isinstance(received_at_ns, bool):
-                    raise self._error(number, f"received_at_ns: expected an integer, found {received_at_ns!r}")
+                    raise self._error(
+                        number, f"received_at_ns: expected an integer, found {received_at_ns!r}"
+                    )
                 yield received_at_ns, row["metrics"]
 
     def _error(self, number: int, reason: str) -> FrameDecodeError:

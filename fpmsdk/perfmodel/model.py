@@ -61,7 +61,9 @@ class ForwardPassPerfModel:
         raise AttributeError(f"'ForwardPassPerfModel' object has no attribute {name!r}")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration")
+        raise TypeError(
+            "a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration"
+        )
 
     def __repr__(self) -> str:
         config = self._selection.config
@@ -74,7 +76,10 @@ class ForwardPassPerfModel:
 
     @classmethod
     def best_available(
-        cls, config: ForwardPassPerfModelConfig | Mapping[str, Any] | None = None, *, state_snapshot: Any = None
+        cls,
+        config: ForwardPassPerfModelConfig | Mapping[str, Any] | None = None,
+        *,
+        state_snapshot: Any = None,
     ) -> Self:
         """Build the best model that the configuration allows.
 
@@ -295,7 +300,9 @@ class ForwardPassPerfModel:
         """Save an online learner."""
         raise _needs("save_online_checkpoint", "an online fpm_learned estimator")
 
-    def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
+    def save_state_snapshot(
+        self, path: str | PathLike[str], *, include_perf_db: bool = False
+    ) -> dict[str, Any]:
         """Save what tuning has learned."""
         raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
 

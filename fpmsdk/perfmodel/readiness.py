@@ -31,9 +31,7 @@ _TOPOLOGY_FIELDS = (
 _CORRECTION_LIMITS = ("max_num_tokens", "max_batch_size", "max_kv_tokens")
 
 
-def readiness_report(
-    kind: str, stores: list[tuple[str, bool, int]], min_observations: int
-) -> dict[str, Any]:
+def readiness_report(kind: str, stores: list[tuple[str, bool, int]], min_observations: int) -> dict[str, Any]:
     """Readiness of a regression model, store by store.
 
     Parameters

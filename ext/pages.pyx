@@ -1,0 +1,403 @@
+"""KV blocks of one scheduler rank: who holds which block, what is cached, what is evicted next.
+
+Not the scheduler: nothing here knows about budgets, queues or preemption. A request is an index, a block is an
+index. Source: engine-and-replay.md 2.4 and 2.5, vllm-facts.md 2 and 3.1.
+"""
+
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+import numpy as np
+
+from fpmsdk.errors import TraceError
+
+cdef enum:
+    NO_KEY = -1
+    NONE = -1  # no block, end of a list
+
+
+cdef inline int64_t blocks_for(int64_t tokens, int64_t block_size) noexcept nogil:
+    return (tokens + block_size - 1) // block_size
+
+
+cdef inline uint64_t mix(uint64_t value) noexcept nogil:
+    # The finaliser of splitmix64: neighbouring keys must not share buckets.
+    value = (value ^ (value >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
+    value = (value ^ (value >> 27)) * <uint64_t>0x94D049BB133111EB
+    return value ^ (value >> 31)
+
+
+cdef void* resized(void* memory, size_t size) except NULL nogil:
+    cdef void* moved = realloc(memory, size)
+    if moved == NULL:
+        with gil:
+            raise MemoryError(f"no memory for {size} bytes of simulated KV cache state")
+    return moved
+
+
+cdef struct TrieNode:
+    int64_t parent
+    int64_t content
+
+
+cdef class PrefixTrie:
+    """Interns chains of prompt pieces: equal chains from the root, and only those, get the same node."""
+
+    cdef TrieNode* nodes
+    cdef int64_t num_nodes, nodes_capacity
+    cdef int64_t* slots
+    cdef int64_t num_slots
+
+    def __dealloc__(self):
+        free(self.nodes)
+        free(self.slots)
+
+    cdef int64_t child(self, int64_t parent, int64_t content) except -1 nogil:
+        cdef uint64_t slot
+        cdef int64_t node
+        if 2 * self.num_nodes >= self.num_slots:
+            self._grow()
+        slot = mix(<uint64_t>parent * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>content) & <uint64_t>(self.num_slots - 1)
+        while self.slots[slot] != NONE:
+            node = self.slots[slot]
+            if self.nodes[node].parent == parent and self.nodes[node].content == content:
+                return node
+            slot = (slot + 1) & <uint64_t>(self.num_slots - 1)
+        node = self.num_nodes
+        self.nodes[node].parent = parent
+        self.nodes[node].content = content
+        self.slots[slot] = node
+        self.num_nodes += 1
+        return node
+
+    cdef int _grow(self) except -1 nogil:
+        cdef int64_t node
+        cdef uint64_t slot
+        cdef int64_t size = max(1024, 2 * self.num_slots)
+        self.slots = <int64_t*>resized(self.slots, size * sizeof(int64_t))
+        self.nodes = <TrieNode*>resized(self.nodes, (size // 2 + 1) * sizeof(TrieNode))
+        memset(self.slots, 0xFF, size * sizeof(int64_t))
+        self.num_slots = size
+        for node in range(self.num_nodes):
+            slot = mix(
+                <uint64_t>self.nodes[node].parent * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>self.nodes[node].content
+            ) & <uint64_t>(size - 1)
+            while self.slots[slot] != NONE:
+                slot = (slot + 1) & <uint64_t>(size - 1)
+            self.slots[slot] = node
+        return 0
+
+
+cdef class PrefixKeys:
+    """The chained content key of every full KV block a request can ever have.
+
+    Two requests share the key of their k-th block exactly when their first k + 1 blocks hold the same tokens. Trace
+    hash ids describe prompts in blocks of `trace_block_tokens`; keys describe them in blocks of `block_size`.
+    Generated tokens are unique to their request, and so are prompts without hash ids.
+
+    Parameters
+    ----------
+    prompt_tokens, output_tokens : int64[n]
+    hash_offsets : int64[n + 1], hash_ids : int64[hash_offsets[n]]
+        Trace hash ids of request i are `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`; they cover the prompt or are
+        absent.
+    trace_block_tokens, block_size : tokens per trace block and per KV block
+
+    >>> import numpy as np
+    >>> keys = PrefixKeys(np.array([8, 8]), np.array([4, 4]), np.array([0, 2, 4]), np.array([7, 8, 7, 9]), 4, 4)
+    >>> keys.key_of(0, 0) == keys.key_of(1, 0), keys.key_of(0, 1) == keys.key_of(1, 1)
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        const int64_t[::1] prompt_tokens not None,
+        const int64_t[::1] output_tokens not None,
+        const int64_t[::1] hash_offsets not None,
+        const int64_t[::1] hash_ids not None,
+        int64_t trace_block_tokens,
+        int64_t block_size,
+    ):
+        cdef int64_t count = prompt_tokens.shape[0]
+        cdef int64_t request, block, piece, node, last_piece, num_keys = 0, num_own = 0
+        cdef PrefixTrie trie = PrefixTrie()
+        self.block_size = block_size
+        self.first_key = np.zeros(count + 1, np.int64)
+        for request in range(count):
+            if hash_offsets[request + 1] > hash_offsets[request]:
+                if (hash_offsets[request + 1] - hash_offsets[request]) * trace_block_tokens < prompt_tokens[request]:
+                    raise TraceError(
+                        f"request {request}: prompt of {prompt_tokens[request]} tokens exceeds its "
+                        f"{hash_offsets[request + 1] - hash_offsets[request]} hash ids of {trace_block_tokens} tokens; "
+                        "give one hash id per started block"
+                    )
+                num_keys += prompt_tokens[request] // block_size
+            self.first_key[request + 1] = num_keys
+        self.keys = np.zeros(num_keys, np.int64)
+        with nogil:
+            for request in range(count):
+                node = NONE
+                for block in range(self.first_key[request + 1] - self.first_key[request]):
+                    # The tokens of a trace block are alike, so a KV block is the list of trace blocks it overlaps:
+                    # the cuts lie at the same places in every request.
+                    piece = block * block_size // trace_block_tokens
+                    last_piece = ((block + 1) * block_size - 1) // trace_block_tokens
+                    while piece <= last_piece:
+                        node = trie.child(node, hash_ids[hash_offsets[request] + piece])
+                        piece += 1
+                    self.keys[self.first_key[request] + block] = node
+        self.num_shared_keys = trie.num_nodes
+        self.first_own_key = np.zeros(count, np.int64)
+        for request in range(count):
+            self.first_own_key[request] = self.num_shared_keys + num_own
+            num_own += (prompt_tokens[request] + output_tokens[request]) // block_size
+
+    cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil:
+        cdef int64_t first = self.first_key[request]
+        cdef int64_t num_prompt_keys = self.first_key[request + 1] - first
+        if block < num_prompt_keys:
+            return self.keys[first + block]
+        return self.first_own_key[request] + block - num_prompt_keys
+
+    def key_of(self, int64_t request, int64_t block):
+        """Return the content key of one full block of one request."""
+        return self.key(request, block)
+
+
+cdef class BlockPool:
+    """A fixed number of KV blocks, some of them published under a content key.
+
+    Blocks without content come back first; published ones wait in the order of their return and lose their key
+    when they are taken, oldest first. Memory grows with the blocks in use, not with the size of the pool.
+    """
+
+    def __init__(self, int64_t num_blocks, bint publishes):
+        self.num_blocks = num_blocks
+        self.publishes = publishes
+        self.blank = self.oldest = self.newest = NONE
+
+    def __dealloc__(self):
+        free(self.blocks)
+        free(self.buckets)
+
+    cdef int64_t num_free(self) noexcept nogil:
+        return self.num_blocks - self.num_touched + self.num_blank + self.num_evictable
+
+    cdef int64_t find(self, int64_t key) noexcept nogil:
+        """The block published first under `key` among those still resident, or NONE."""
+        cdef int64_t block
+        if self.num_buckets == 0:
+            return NONE
+        block = self.buckets[mix(<uint64_t>key) & <uint64_t>(self.num_buckets - 1)]
+        while block != NONE and self.blocks[block].key != key:
+            block = self.blocks[block].next_in_bucket
+        return block
+
+    cdef bint is_free(self, int64_t block) noexcept nogil:
+        return self.blocks[block].references == 0
+
+    cdef void share(self, int64_t block) noexcept nogil:
+        """One more request holds a published block."""
+        if self.is_free(block):
+            self._leave_free_list(block)
+        self.blocks[block].references += 1
+
+    cdef int64_t take(self) except -1 nogil:
+        """Hand out a private block; the caller has checked `num_free`."""
+        cdef int64_t block
+        if self.blank != NONE:
+            block = self.blank
+            self.blank = self.blocks[block].older
+            self.num_blank -= 1
+        elif self.num_touched < self.num_blocks:
+            if self.num_touched == self.blocks_capacity:
+                self._grow()
+            block = self.num_touched
+            self.num_touched += 1
+            self.blocks[block].key = NO_KEY
+        else:
+            block = self.oldest
+            self._leave_free_list(block)
+            self._unpublish(block)
+        self.blocks[block].references = 1
+        return block
+
+    cdef void give_back(self, int64_t block) noexcept nogil:
+        self.blocks[block].references -= 1
+        if self.blocks[block].references > 0:
+            return
+        if self.blocks[block].key == NO_KEY:
+            self.blocks[block].older = self.blank
+            self.blank = block
+            self.num_blank += 1
+            return
+        self.blocks[block].newer = NONE
+        self.blocks[block].older = self.newest
+        if self.newest == NONE:
+            self.oldest = block
+        else:
+            self.blocks[self.newest].newer = block
+        self.newest = block
+        self.num_evictable += 1
+
+    cdef void publish(self, int64_t block, int64_t key) noexcept nogil:
+        self.blocks[block].key = key
+        self._append_to_bucket(block)
+
+    cdef void _append_to_bucket(self, int64_t block) noexcept nogil:
+        # At the end: among copies of one content the first published is found first.
+        cdef int64_t* link = &self.buckets[mix(<uint64_t>self.blocks[block].key) & <uint64_t>(self.num_buckets - 1)]
+        while link[0] != NONE:
+            link = &self.blocks[link[0]].next_in_bucket
+        link[0] = block
+        self.blocks[block].next_in_bucket = NONE
+
+    cdef void _unpublish(self, int64_t block) noexcept nogil:
+        cdef int64_t* link = &self.buckets[mix(<uint64_t>self.blocks[block].key) & <uint64_t>(self.num_buckets - 1)]
+        while link[0] != block:
+            link = &self.blocks[link[0]].next_in_bucket
+        link[0] = self.blocks[block].next_in_bucket
+        self.blocks[block].key = NO_KEY
+
+    cdef void _leave_free_list(self, int64_t block) noexcept nogil:
+        cdef int64_t older = self.blocks[block].older
+        cdef int64_t newer = self.blocks[block].newer
+        if older == NONE:
+            self.oldest = newer
+        else:
+            self.blocks[older].newer = newer
+        if newer == NONE:
+            self.newest = older
+        else:
+            self.blocks[newer].older = older
+        self.num_evictable -= 1
+
+    cdef int _grow(self) except -1 nogil:
+        cdef int64_t bucket, block, following, num_old_buckets = self.num_buckets
+        cdef int64_t capacity = max(256, 2 * self.blocks_capacity)
+        cdef int64_t* old_buckets = self.buckets
+        self.blocks = <Block*>resized(self.blocks, capacity * sizeof(Block))
+        self.blocks_capacity = capacity
+        if not self.publishes:
+            return 0
+        self.buckets = <int64_t*>resized(NULL, capacity * sizeof(int64_t))
+        self.num_buckets = capacity
+        memset(self.buckets, 0xFF, capacity * sizeof(int64_t))
+        for bucket in range(num_old_buckets):
+            block = old_buckets[bucket]
+            while block != NONE:
+                following = self.blocks[block].next_in_bucket
+                self._append_to_bucket(block)
+                block = following
+        free(old_buckets)
+        return 0
+
+
+cdef class KvCache:
+    """What one rank's requests hold: a table of blocks each, all of one full-attention group.
+
+    Parameters
+    ----------
+    num_requests : how many request indices exist
+    num_blocks : usable blocks (vLLM reserves one of its `num_gpu_blocks`)
+    block_size : tokens per block
+    keys : PrefixKeys, or None when prefix caching is off
+    """
+
+    def __init__(self, int64_t num_requests, int64_t num_blocks, int64_t block_size, PrefixKeys keys):
+        cdef size_t size = max(num_requests, 1) * sizeof(BlockTable)
+        self.pool = BlockPool(num_blocks, keys is not None)
+        self.block_size = block_size
+        self.keys = keys
+        self.tables = <BlockTable*>resized(NULL, size)
+        memset(self.tables, 0, size)
+        self.num_requests = num_requests
+
+    def __dealloc__(self):
+        cdef int64_t request
+        for request in range(self.num_requests):
+            free(self.tables[request].blocks)
+        free(self.tables)
+        free(self.hits)
+
+    cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens) except -1 nogil:
+        """Look up the longest cached prefix of a waiting request, at most `max_tokens`; return its tokens.
+
+        The blocks found are remembered for `blocks_to_admit` and `admit`.
+        """
+        cdef int64_t block, found
+        cdef int64_t max_blocks = max_tokens // self.block_size
+        self.num_hits = self.num_free_hits = 0
+        if self.keys is None:
+            return 0
+        if max_blocks > self.hits_capacity:
+            self.hits = <int64_t*>resized(self.hits, max_blocks * sizeof(int64_t))
+            self.hits_capacity = max_blocks
+        for block in range(max_blocks):
+            found = self.pool.find(self.keys.key(request, block))
+            if found == NONE:
+                break
+            self.hits[block] = found
+            self.num_hits += 1
+            self.num_free_hits += self.pool.is_free(found)
+        return self.num_hits * self.block_size
+
+    cdef int64_t blocks_to_admit(self, int64_t tokens) noexcept nogil:
+        """Free blocks that vanish when the request of the last lookup holds `tokens`; a free hit counts too."""
+        return max(0, blocks_for(tokens, self.block_size) - self.num_hits) + self.num_free_hits
+
+    cdef bint admit(self, int64_t request, int64_t tokens) except -1 nogil:
+        """First allocation: take the hits of the last lookup, then new blocks up to `tokens`. All or nothing."""
+        cdef BlockTable* table = &self.tables[request]
+        cdef int64_t hit
+        if self.blocks_to_admit(tokens) > self.pool.num_free():
+            return False
+        # All hits are taken before any new block: a request must not evict its own prefix.
+        self._reserve_table(table, self.num_hits)
+        for hit in range(self.num_hits):
+            self.pool.share(self.hits[hit])
+            table.blocks[hit] = self.hits[hit]
+        table.length = table.num_published = self.num_hits
+        return self.extend(request, tokens)
+
+    cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil:
+        """Let the request hold `tokens`. All or nothing."""
+        cdef BlockTable* table = &self.tables[request]
+        cdef int64_t length = blocks_for(tokens, self.block_size)
+        if length - table.length > self.pool.num_free():
+            return False
+        self._reserve_table(table, length)
+        while table.length < length:
+            table.blocks[table.length] = self.pool.take()
+            table.length += 1
+        return True
+
+    cdef void publish(self, int64_t request, int64_t tokens) noexcept nogil:
+        """Make the full blocks among the first `tokens` findable, already for later requests of the same pass."""
+        cdef BlockTable* table = &self.tables[request]
+        if self.keys is None:
+            return
+        while table.num_published < tokens // self.block_size:
+            self.pool.publish(table.blocks[table.num_published], self.keys.key(request, table.num_published))
+            table.num_published += 1
+
+    cdef void release(self, int64_t request) noexcept nogil:
+        """Give everything back, the last block first, so that tails are evicted before heads."""
+        cdef BlockTable* table = &self.tables[request]
+        while table.length > 0:
+            table.length -= 1
+            self.pool.give_back(table.blocks[table.length])
+        table.num_published = 0
+        free(table.blocks)
+        table.blocks = NULL
+        table.capacity = 0
+
+    cdef int64_t active_blocks(self) noexcept nogil:
+        return self.pool.num_blocks - self.pool.num_free()
+
+    cdef int _reserve_table(self, BlockTable* table, int64_t length) except -1 nogil:
+        if length > table.capacity:
+            table.capacity = max(length, 2 * table.capacity)
+            table.blocks = <int64_t*>resized(table.blocks, table.capacity * sizeof(int64_t))
+        return 0

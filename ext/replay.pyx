@@ -1,0 +1,509 @@
+"""The replay loop: requests arrive at simulated workers, passes start and end, and the run is recorded.
+
+Not the report: metrics are computed from the arrays recorded here. Source: engine-and-replay.md 4.2, 4.4, 5.3, 5.4.
+"""
+
+cimport numpy as np
+from cpython.exc cimport PyErr_CheckSignals
+from libc.math cimport INFINITY
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from fpmsdk._ext.pricing cimport PassPrice, PassPricer
+from fpmsdk._ext.scheduler cimport PassRecord, Requests, Scheduler, known_tokens, variance
+
+import numpy as np
+
+from fpmsdk.errors import RequestNeverFitsError
+
+np.import_array()
+
+cdef enum:
+    SETTLES_BETWEEN_SIGNAL_CHECKS = 4096
+
+# The same fields in the same order as the structures in replay.pxd; every field has eight bytes.
+_PASS_ROW = np.dtype(
+    [
+        ("start_ms", "f8"),
+        ("end_ms", "f8"),
+        ("prefill_ms", "f8"),
+        ("decode_ms", "f8"),
+        ("worker", "i8"),
+        ("composed", "i8"),
+        ("num_prefill_requests", "i8"),
+        ("sum_prefill_tokens", "i8"),
+        ("sum_prefill_kv_tokens", "i8"),
+        ("var_prefill_length", "f8"),
+        ("num_decode_requests", "i8"),
+        ("sum_decode_kv_tokens", "i8"),
+        ("var_decode_kv_tokens", "f8"),
+        ("num_queued_prefill", "i8"),
+        ("sum_queued_prefill_tokens", "i8"),
+        ("var_queued_prefill_length", "f8"),
+        ("num_queued_decode", "i8"),
+        ("sum_queued_decode_kv_tokens", "i8"),
+        ("var_queued_decode_kv_tokens", "f8"),
+        ("num_preempted", "i8"),
+        ("num_running", "i8"),
+        ("num_waiting", "i8"),
+        ("active_blocks", "i8"),
+        ("cached_free_blocks", "i8"),
+    ]
+)
+_GAP_ROW = np.dtype([("gap_ms", "f8"), ("count", "i8")])
+_ADMISSION_ROW = np.dtype([("request", "i8"), ("at_ms", "f8"), ("reused_tokens", "i8")])
+
+
+cdef void* resized(void* memory, size_t size) except NULL nogil:
+    cdef void* moved = realloc(memory, size)
+    if moved == NULL:
+        with gil:
+            raise MemoryError(f"no memory for {size} bytes of replay records")
+    return moved
+
+
+cdef class Rows:
+    """A growing table of C structures, read as a numpy structured array."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+        self.row_bytes = dtype.itemsize
+
+    def __dealloc__(self):
+        free(self.memory)
+
+    cdef void* append(self) except NULL nogil:
+        """A new uninitialised row."""
+        if self.length == self.capacity:
+            self.capacity = max(1024, 2 * self.capacity)
+            self.memory = <char*>resized(self.memory, self.capacity * self.row_bytes)
+        self.length += 1
+        return &self.memory[(self.length - 1) * self.row_bytes]
+
+    def array(self):
+        """Return a copy of the rows."""
+        rows = np.empty(self.length, self.dtype)
+        if self.length:
+            rows.view(np.uint8)[:] = <np.uint8_t[: self.length * self.row_bytes]><np.uint8_t*>self.memory
+        return rows
+
+
+cdef class Recorder:
+    """What a run leaves behind: one entry per request, per pass, per distinct token gap and per admission."""
+
+    def __init__(self, int64_t num_requests, bint keeps_passes):
+        self.columns = {
+            name: np.full(num_requests, np.nan)
+            for name in (
+                "arrival_ms", "first_admit_ms", "first_token_ms", "second_token_ms", "last_token_ms", "end_ms",
+            )
+        }
+        for name in ("reused_tokens", "first_reused_tokens", "num_admissions"):
+            self.columns[name] = np.zeros(num_requests, np.int64)
+        self.columns["worker"] = np.full(num_requests, -1, np.int64)
+        self.times.arrival_ms = <double*>np.PyArray_DATA(self.columns["arrival_ms"])
+        self.times.first_admit_ms = <double*>np.PyArray_DATA(self.columns["first_admit_ms"])
+        self.times.first_token_ms = <double*>np.PyArray_DATA(self.columns["first_token_ms"])
+        self.times.second_token_ms = <double*>np.PyArray_DATA(self.columns["second_token_ms"])
+        self.times.last_token_ms = <double*>np.PyArray_DATA(self.columns["last_token_ms"])
+        self.times.end_ms = <double*>np.PyArray_DATA(self.columns["end_ms"])
+        self.times.reused_tokens = <int64_t*>np.PyArray_DATA(self.columns["reused_tokens"])
+        self.times.first_reused_tokens = <int64_t*>np.PyArray_DATA(self.columns["first_reused_tokens"])
+        self.times.num_admissions = <int64_t*>np.PyArray_DATA(self.columns["num_admissions"])
+        self.times.worker = <int64_t*>np.PyArray_DATA(self.columns["worker"])
+        assert _PASS_ROW.itemsize == sizeof(PassRow)
+        self.passes = Rows(_PASS_ROW)
+        self.gaps = Rows(_GAP_ROW)
+        self.admissions = Rows(_ADMISSION_ROW)
+        self.keeps_passes = keeps_passes
+
+    cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil:
+        """Count one token gap of the pass whose entries start at `first_entry`."""
+        # Continuing requests share their gap, so the search from the back ends at once but for the rare mixture.
+        cdef GapRow* rows = <GapRow*>self.gaps.memory
+        cdef int64_t entry = self.gaps.length - 1
+        while entry >= first_entry and rows[entry].gap_ms != gap_ms:
+            entry -= 1
+        if entry >= first_entry:
+            rows[entry].count += 1
+            return 0
+        rows = <GapRow*>self.gaps.append()
+        rows.gap_ms = gap_ms
+        rows.count = 1
+        return 0
+
+    def column(self, str name):
+        """Return one array of the requests, e.g. `first_token_ms`; NaN and -1 mean it never happened."""
+        return self.columns[name]
+
+
+cdef class Rank:
+    """One scheduler rank of a worker, its pricer and its hand in the record."""
+
+    def __init__(self, Scheduler scheduler, PassPricer pricer, Recorder recorder, int64_t index):
+        self.scheduler = scheduler
+        self.pricer = pricer
+        self.recorder = recorder
+        self.index = index
+
+    cdef bint has_work(self) noexcept nogil:
+        return self.scheduler.has_work()
+
+    cdef bint submit(self, int64_t request, double now) except -1 nogil:
+        self.recorder.times.worker[request] = self.index
+        if self.scheduler.submit(request):
+            return True
+        self.recorder.times.end_ms[request] = now
+        return False
+
+    cdef double start_pass(self, double now, int64_t wave_step) except? -1.0 nogil:
+        """Schedule and price one pass; return when this rank alone would be done."""
+        cdef RequestTimes* times = &self.recorder.times
+        cdef AdmissionRow* admission
+        cdef int64_t position, request, reused
+        self.scheduler.schedule(wave_step)
+        self.pricer.price(&self.scheduler.shape, &self.price)
+        self.in_pass = True
+        self.start_ms = now
+        for position in range(self.scheduler.num_scheduled - self.scheduler.num_admitted, self.scheduler.num_scheduled):
+            request = self.scheduler.scheduled[position].request
+            reused = self.scheduler.scheduled[position].computed_before
+            if times.num_admissions[request] == 0:
+                times.first_admit_ms[request] = now
+                times.first_reused_tokens[request] = reused
+            times.num_admissions[request] += 1
+            times.reused_tokens[request] = max(times.reused_tokens[request], reused)
+            admission = <AdmissionRow*>self.recorder.admissions.append()
+            admission.request = request
+            admission.at_ms = now
+            admission.reused_tokens = reused
+        # In this order: ties between workers depend on the last bit.
+        return (now + self.price.prefill_ms) + self.price.decode_ms
+
+    cdef bint pass_had_effect(self) noexcept nogil:
+        return self.scheduler.pass_had_effect()
+
+    cdef bint is_in_pass(self) noexcept nogil:
+        return self.in_pass
+
+    cdef int complete_pass(self, double end_ms) except -1 nogil:
+        """Emit the tokens of the pass at `end_ms`, the end of the whole attention-DP group."""
+        cdef int64_t position
+        self.in_pass = False
+        self.scheduler.complete()
+        self._record_token_times(end_ms)
+        for position in range(self.num_ended()):
+            self.recorder.times.end_ms[self.ended(position)] = end_ms
+        if self.recorder.keeps_passes:
+            self._record_pass(end_ms)
+        return 0
+
+    cdef int64_t num_ended(self) noexcept nogil:
+        return self.scheduler.finished.length + self.scheduler.rejected.length
+
+    cdef int64_t ended(self, int64_t position) noexcept nogil:
+        """The requests that finished in the last pass, then those rejected in it."""
+        if position < self.scheduler.finished.length:
+            return self.scheduler.finished.items[position]
+        return self.scheduler.rejected.items[position - self.scheduler.finished.length]
+
+    cdef int64_t head(self) noexcept nogil:
+        return self.scheduler.waiting.items[self.scheduler.waiting.head]
+
+    cdef int _record_token_times(self, double now) except -1 nogil:
+        cdef RequestTimes* times = &self.recorder.times
+        cdef int64_t position, request, generated, first_gap = self.recorder.gaps.length
+        for position in range(self.scheduler.emitted.length):
+            request = self.scheduler.emitted.items[position]
+            generated = self.scheduler.requests.columns.generated_tokens[request]
+            if generated == 1:
+                times.first_token_ms[request] = now
+                times.last_token_ms[request] = now
+                continue
+            if generated == 2:
+                times.second_token_ms[request] = now
+            self.recorder.count_gap(now - times.last_token_ms[request], first_gap)
+            times.last_token_ms[request] = now
+        return 0
+
+    cdef int _record_pass(self, double end_ms) except -1 nogil:
+        cdef PassRecord* record = &self.scheduler.record
+        cdef PassRow* row = <PassRow*>self.recorder.passes.append()
+        row.start_ms = self.start_ms
+        row.end_ms = end_ms
+        row.prefill_ms = self.price.prefill_ms
+        row.decode_ms = self.price.decode_ms
+        row.worker = self.index
+        row.composed = self.price.composed
+        row.num_prefill_requests = record.prefill_prompts.count
+        row.sum_prefill_tokens = record.sum_prefill_tokens
+        row.sum_prefill_kv_tokens = record.sum_prefill_kv_tokens
+        row.var_prefill_length = variance(&record.prefill_prompts)
+        row.num_decode_requests = record.decode_kv.count
+        row.sum_decode_kv_tokens = record.decode_kv.total
+        row.var_decode_kv_tokens = variance(&record.decode_kv)
+        row.num_queued_prefill = record.queued_prefill.count
+        row.sum_queued_prefill_tokens = record.queued_prefill.total
+        row.var_queued_prefill_length = variance(&record.queued_prefill)
+        row.num_queued_decode = record.queued_decode.count
+        row.sum_queued_decode_kv_tokens = record.queued_decode.total
+        row.var_queued_decode_kv_tokens = variance(&record.queued_decode)
+        row.num_preempted = record.num_preempted
+        row.num_running = record.num_running
+        row.num_waiting = record.num_waiting
+        row.active_blocks = record.active_blocks
+        row.cached_free_blocks = record.cached_free_blocks
+        return 0
+
+
+cdef class Replay:
+    """One run: requests of a trace served by identical workers.
+
+    Parameters
+    ----------
+    schedulers : list of Scheduler
+        One per rank, ranks of a worker together; all over the same `Requests`.
+    pricer : PassPricer
+    dp_size : int
+        Attention-DP ranks per worker.
+    arrival_ms : float64[n]
+        Ascending over first turns; ignored for later turns and in closed loop.
+    next_turn : int64[n]
+        The request that follows in the same session, -1 for none.
+    delay_ms : float64[n]
+        Wait of a later turn after the end of the turn before it.
+    concurrency : int
+        0: requests arrive at `arrival_ms`. N: at most N sessions are active, the next one arrives when one ends.
+    startup_ms, max_sim_time_ms : float
+        Workers accept no pass before the first; no event after the second is processed.
+    record_passes : bool
+    request_ids : sequence of str
+        Names for error messages.
+    """
+
+    def __init__(
+        self,
+        list schedulers not None,
+        PassPricer pricer not None,
+        *,
+        int64_t dp_size,
+        const double[::1] arrival_ms not None,
+        next_turn,
+        delay_ms,
+        int64_t concurrency=0,
+        double startup_ms=0.0,
+        double max_sim_time_ms=INFINITY,
+        bint record_passes=True,
+        request_ids=None,
+    ):
+        cdef int64_t index, request
+        cdef Scheduler first = schedulers[0]
+        self.requests = first.requests
+        self.recorder = Recorder(self.requests.count, record_passes)
+        self.ranks = [Rank(scheduler, pricer, self.recorder, i) for i, scheduler in enumerate(schedulers)]
+        self.rank_pointers = <void**>resized(NULL, len(self.ranks) * sizeof(void*))
+        for index in range(len(self.ranks)):
+            self.rank_pointers[index] = <void*>self.ranks[index]
+        self.dp_size = dp_size
+        self.num_workers = len(self.ranks) // dp_size
+        self.workers = <Worker*>resized(NULL, self.num_workers * sizeof(Worker))
+        memset(self.workers, 0, self.num_workers * sizeof(Worker))
+        self.next_turn = np.array(next_turn, np.int64)
+        self.delay_ms = np.array(delay_ms, np.float64)
+        is_first = np.ones(self.requests.count, bool)
+        is_first[np.asarray(next_turn)[np.asarray(next_turn) >= 0]] = False
+        self.first_turns = np.flatnonzero(is_first).astype(np.int64)
+        self.closed_loop = concurrency > 0
+        self.startup_ms = startup_ms
+        self.max_sim_time_ms = max_sim_time_ms
+        self.request_ids = request_ids
+        if self.closed_loop:
+            for index in range(min(concurrency, self.first_turns.shape[0])):
+                self._start_next_session()
+        else:
+            for index in range(self.first_turns.shape[0]):
+                request = self.first_turns[index]
+                self._schedule_arrival(arrival_ms[request], request)
+
+    def __dealloc__(self):
+        free(self.rank_pointers)
+        free(self.workers)
+        free(self.arrivals)
+
+    def run(self):
+        """Serve everything, or everything until `max_sim_time_ms`.
+
+        Raises RequestNeverFitsError when a request can never be scheduled again, and whatever the timing model
+        raises.
+        """
+        with nogil:
+            self._run()
+
+    cdef int _run(self) except -1 nogil:
+        cdef int64_t settled = 0
+        cdef double following = self._next_event_ms()
+        while following < INFINITY and following <= self.max_sim_time_ms:
+            self.now_ms = following
+            self._settle()
+            settled += 1
+            if settled % SETTLES_BETWEEN_SIGNAL_CHECKS == 0:
+                with gil:
+                    PyErr_CheckSignals()
+            following = self._next_event_ms()
+        return 0
+
+    cdef double _next_event_ms(self) noexcept nogil:
+        cdef double earliest = INFINITY
+        cdef int64_t worker
+        if self.num_arrivals > 0:
+            earliest = self.arrivals[0].at_ms
+        for worker in range(self.num_workers):
+            if self.workers[worker].busy:
+                earliest = min(earliest, self.workers[worker].end_ms)
+            elif self.now_ms < self.startup_ms and self._has_work(worker):
+                earliest = min(earliest, self.startup_ms)
+        return earliest
+
+    cdef int _settle(self) except -1 nogil:
+        """Everything that happens at `now_ms`: passes end, requests arrive, passes start, until nothing changes."""
+        cdef bint changed = True
+        cdef int64_t worker
+        while changed:
+            changed = False
+            for worker in range(self.num_workers):
+                if self.workers[worker].busy and self.workers[worker].end_ms <= self.now_ms:
+                    self._complete_pass(worker)
+            while self.num_arrivals > 0 and self.arrivals[0].at_ms <= self.now_ms:
+                self._place(self._pop_arrival().request)
+            if self.now_ms < self.startup_ms:
+                return 0
+            for worker in range(self.num_workers):
+                if not self.workers[worker].busy and self._has_work(worker):
+                    self._start_pass(worker)
+                    changed = changed or self.workers[worker].end_ms <= self.now_ms
+        return 0
+
+    cdef bint _has_work(self, int64_t worker) noexcept nogil:
+        cdef int64_t rank
+        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
+            if (<Rank>self.rank_pointers[rank]).has_work():
+                return True
+        return False
+
+    cdef int _place(self, int64_t request) except -1 nogil:
+        """Round robin: rank 0 of every worker, then rank 1 of every worker, and so on."""
+        cdef int64_t turn = self.num_placed % (self.num_workers * self.dp_size)
+        cdef int64_t rank = turn % self.num_workers * self.dp_size + turn // self.num_workers
+        self.num_placed += 1
+        self.recorder.times.arrival_ms[request] = self.now_ms
+        if not (<Rank>self.rank_pointers[rank]).submit(request, self.now_ms):
+            self._request_ended(request)
+        return 0
+
+    cdef int _request_ended(self, int64_t request) except -1 nogil:
+        cdef int64_t following = self.next_turn[request]
+        if following >= 0:
+            return self._schedule_arrival(self.now_ms + self.delay_ms[following], following)
+        if self.closed_loop:
+            return self._start_next_session()
+        return 0
+
+    cdef int _start_next_session(self) except -1 nogil:
+        if self.num_started < self.first_turns.shape[0]:
+            self._schedule_arrival(self.now_ms, self.first_turns[self.num_started])
+            self.num_started += 1
+        return 0
+
+    cdef int _start_pass(self, int64_t worker) except -1 nogil:
+        """Every rank with work starts a pass of its own; the group ends with the slowest one."""
+        cdef double end_ms = self.now_ms
+        cdef bint had_effect = False
+        cdef int64_t rank, stuck = -1
+        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
+            if not (<Rank>self.rank_pointers[rank]).has_work():
+                continue
+            end_ms = max(end_ms, (<Rank>self.rank_pointers[rank]).start_pass(self.now_ms, self.workers[worker].wave_step))
+            if (<Rank>self.rank_pointers[rank]).pass_had_effect():
+                had_effect = True
+            elif stuck < 0:
+                stuck = (<Rank>self.rank_pointers[rank]).head()
+        if not had_effect:
+            with gil:
+                self._raise_never_fits(stuck)
+        self.workers[worker].busy = True
+        self.workers[worker].end_ms = end_ms
+        self.workers[worker].wave_step += 1
+        return 0
+
+    cdef int _complete_pass(self, int64_t worker) except -1 nogil:
+        cdef int64_t rank, position
+        self.workers[worker].busy = False
+        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
+            if not (<Rank>self.rank_pointers[rank]).is_in_pass():
+                continue
+            (<Rank>self.rank_pointers[rank]).complete_pass(self.workers[worker].end_ms)
+            for position in range((<Rank>self.rank_pointers[rank]).num_ended()):
+                self._request_ended((<Rank>self.rank_pointers[rank]).ended(position))
+        # The cadence counts the passes of one busy period.
+        if not self._has_work(worker):
+            self.workers[worker].wave_step = 0
+        return 0
+
+    cdef int _schedule_arrival(self, double at_ms, int64_t request) except -1 nogil:
+        cdef int64_t child, parent
+        if self.num_arrivals == self.arrivals_capacity:
+            self.arrivals_capacity = max(256, 2 * self.arrivals_capacity)
+            self.arrivals = <Arrival*>resized(self.arrivals, self.arrivals_capacity * sizeof(Arrival))
+        child = self.num_arrivals
+        self.num_arrivals += 1
+        self.num_scheduled_arrivals += 1
+        while child > 0:
+            parent = (child - 1) // 2
+            if self.arrivals[parent].at_ms <= at_ms:  # equal times: first scheduled, first placed
+                break
+            self.arrivals[child] = self.arrivals[parent]
+            child = parent
+        self.arrivals[child] = Arrival(at_ms, self.num_scheduled_arrivals, request)
+        return 0
+
+    cdef Arrival _pop_arrival(self) noexcept nogil:
+        cdef Arrival top = self.arrivals[0]
+        cdef Arrival last
+        cdef int64_t parent = 0, child
+        self.num_arrivals -= 1
+        last = self.arrivals[self.num_arrivals]
+        while 2 * parent + 1 < self.num_arrivals:
+            child = 2 * parent + 1
+            if child + 1 < self.num_arrivals and comes_first(&self.arrivals[child + 1], &self.arrivals[child]):
+                child += 1
+            if not comes_first(&self.arrivals[child], &last):
+                break
+            self.arrivals[parent] = self.arrivals[child]
+            parent = child
+        self.arrivals[parent] = last
+        return top
+
+    def _raise_never_fits(self, int64_t request):
+        cdef Rank rank = self.ranks[self.recorder.columns["worker"][request]]
+        cdef int64_t tokens = known_tokens(&self.requests.columns, request)
+        cdef int64_t block_size = rank.scheduler.kv.block_size
+        cdef int64_t needed = (tokens + block_size - 1) // block_size
+        cdef int64_t num_blocks = rank.scheduler.kv.pool.num_blocks
+        name = request if self.request_ids is None else self.request_ids[request]
+        if needed > num_blocks:
+            reason = f"needs {needed} KV blocks of {block_size} tokens, the cache has {num_blocks}"
+            remedy = "increase num_gpu_blocks, or set max_model_len so that generation stops earlier"
+        else:
+            reason = f"exceeds max_num_batched_tokens = {rank.scheduler.max_num_batched_tokens} without chunked prefill"
+            remedy = "increase max_num_batched_tokens or enable chunked prefill"
+        raise RequestNeverFitsError(
+            f"request {name!r} can never be scheduled again at {self.now_ms} ms: its sequence of {tokens} tokens {reason}; "
+            + remedy
+        )
+
+
+cdef inline bint comes_first(const Arrival* one, const Arrival* other) noexcept nogil:
+    if one.at_ms != other.at_ms:
+        return one.at_ms < other.at_ms
+    return one.order < other.order

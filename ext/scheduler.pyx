@@ -1,0 +1,573 @@
+"""The vLLM scheduler of one rank: which requests compute how many tokens in the next pass.
+
+It decides and keeps the books; it knows no time and no price. Two rule sets: `vllm`, the decisions of the real
+scheduler, and `simulator`, those of the peer simulator. Where a line does not name one, both agree.
+Source: engine-and-replay.md 2, vllm-facts.md 1 to 3.
+"""
+
+cimport numpy as np
+from libc.stdint cimport int8_t, int64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memmove, memset
+
+from fpmsdk._ext.pages cimport PrefixKeys
+
+import numpy as np
+
+np.import_array()
+
+cdef enum:
+    # The first vLLM release known to spare a lone request from the long-prefill threshold (vllm-facts.md 1.5).
+    SPARING_MAJOR = 0
+    SPARING_MINOR = 31
+
+cdef int64_t _NO_LIMIT = 2**62
+_UNLIMITED = _NO_LIMIT
+
+
+cdef int append(IndexList* entries, int64_t value) except -1 nogil:
+    cdef int64_t capacity
+    cdef void* moved
+    if entries.length == entries.capacity:
+        capacity = max(16, 2 * entries.capacity)
+        moved = realloc(entries.items, capacity * sizeof(int64_t))
+        if moved == NULL:
+            with gil:
+                raise MemoryError("no memory for the simulated scheduler's queues")
+        entries.items = <int64_t*>moved
+        entries.capacity = capacity
+    entries.items[entries.length] = value
+    entries.length += 1
+    return 0
+
+
+cdef int64_t remove_at(IndexList* entries, int64_t position) noexcept nogil:
+    cdef int64_t value = entries.items[position]
+    entries.length -= 1
+    memmove(
+        &entries.items[position], &entries.items[position + 1], (entries.length - position) * sizeof(int64_t)
+    )
+    return value
+
+
+cdef inline int64_t* slot(IndexQueue* queue, int64_t position) noexcept nogil:
+    position += queue.head
+    return &queue.items[position if position < queue.capacity else position - queue.capacity]
+
+
+cdef int make_slot(IndexQueue* queue) except -1 nogil:
+    """Grow the ring so that one more item fits."""
+    cdef int64_t capacity = max(16, 2 * queue.capacity)
+    cdef int64_t wrapped
+    cdef void* moved
+    if queue.length < queue.capacity:
+        return 0
+    moved = realloc(queue.items, capacity * sizeof(int64_t))
+    if moved == NULL:
+        with gil:
+            raise MemoryError("no memory for the simulated scheduler's queues")
+    queue.items = <int64_t*>moved
+    wrapped = queue.head  # items before the head are the end of the queue: move them behind the old end
+    memmove(&queue.items[queue.capacity], queue.items, wrapped * sizeof(int64_t))
+    queue.capacity = capacity
+    return 0
+
+
+cdef inline void count(LengthSums* sums, int64_t length, int sign) noexcept nogil:
+    sums.count += sign
+    sums.total += sign * length
+    sums.squares += sign * length * length
+
+
+cdef double variance(const LengthSums* sums) noexcept nogil:
+    """Population variance of the counted lengths; 0.0 for none."""
+    if sums.count == 0:
+        return 0.0
+    return max(
+        0.0,
+        (<double>sums.squares - <double>sums.total * (<double>sums.total / <double>sums.count)) / <double>sums.count,
+    )
+
+
+cdef class Requests:
+    """Everything a scheduler knows about its requests, as one array per property; a request is an index.
+
+    Parameters
+    ----------
+    prompt_tokens, output_tokens : int64[n]
+    priority : int64[n], optional
+        Read under the priority policy only: smaller is served first.
+    """
+
+    def __init__(self, prompt_tokens, output_tokens, priority=None):
+        count = len(prompt_tokens)
+        self.count = count
+        self.arrays = {
+            "prompt_tokens": np.array(prompt_tokens, np.int64),
+            "output_tokens": np.array(output_tokens, np.int64),
+            "priority": np.zeros(count, np.int64) if priority is None else np.array(priority, np.int64),
+            "arrival_order": np.zeros(count, np.int64),
+            "generated_tokens": np.zeros(count, np.int64),
+            "computed_tokens": np.zeros(count, np.int64),
+            "num_preemptions": np.zeros(count, np.int64),
+            "status": np.zeros(count, np.int8),
+            "refusal": np.zeros(count, np.int8),
+        }
+        self.columns.prompt_tokens = <int64_t*>np.PyArray_DATA(self.arrays["prompt_tokens"])
+        self.columns.output_tokens = <int64_t*>np.PyArray_DATA(self.arrays["output_tokens"])
+        self.columns.priority = <int64_t*>np.PyArray_DATA(self.arrays["priority"])
+        self.columns.arrival_order = <int64_t*>np.PyArray_DATA(self.arrays["arrival_order"])
+        self.columns.generated_tokens = <int64_t*>np.PyArray_DATA(self.arrays["generated_tokens"])
+        self.columns.computed_tokens = <int64_t*>np.PyArray_DATA(self.arrays["computed_tokens"])
+        self.columns.num_preemptions = <int64_t*>np.PyArray_DATA(self.arrays["num_preemptions"])
+        self.columns.status = <int8_t*>np.PyArray_DATA(self.arrays["status"])
+        self.columns.refusal = <int8_t*>np.PyArray_DATA(self.arrays["refusal"])
+
+    def column(self, str name):
+        """Return a copy of one property, e.g. `generated_tokens`, as a numpy array."""
+        return self.arrays[name].copy()
+
+
+cdef class Scheduler:
+    """One rank: a waiting queue, a running list and a KV cache.
+
+    Parameters
+    ----------
+    requests : Requests
+        Shared by all ranks of a replay; each request is submitted to one of them.
+    scheduler_rules : "vllm" or "simulator"
+    num_gpu_blocks, block_size : int
+        KV capacity; under vLLM rules one block is reserved.
+    max_num_seqs, max_num_batched_tokens, max_model_len : int or None
+        None is unlimited.
+    enable_chunked_prefill : bool
+    preemption_mode : "lifo" or "fifo"
+    scheduling_policy : "fcfs" or "priority"
+    keys : PrefixKeys or None
+        None turns prefix caching off.
+    prefill_schedule_interval : int
+        Attention-DP cadence; 1 schedules prefill in every pass.
+    long_prefill_token_threshold, long_prefill_token_threshold_adaptive, vllm_version
+        vLLM rules only: chunks are cut to the threshold (0 is off); from 0.31 on a lone request is spared.
+    watermark : float
+        Share of the blocks that stay free when a request is admitted while others run.
+    scheduler_reserve_full_isl : bool
+        False admits on the first chunk instead of the whole known sequence.
+
+    >>> scheduler = Scheduler(Requests([20], [3]), "simulator", num_gpu_blocks=64, block_size=4,
+    ...                       max_num_batched_tokens=8)
+    >>> scheduler.enqueue(0)
+    True
+    >>> tokens = []
+    >>> while scheduler.has_unfinished():
+    ...     tokens.append(scheduler.schedule_pass()["tokens"][0])
+    ...     _ = scheduler.complete_pass()
+    >>> tokens
+    [8, 8, 4, 1, 1]
+    """
+
+    def __init__(
+        self,
+        Requests requests not None,
+        str scheduler_rules,
+        *,
+        num_gpu_blocks,
+        block_size,
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
+        max_model_len=None,
+        enable_chunked_prefill=True,
+        preemption_mode="lifo",
+        scheduling_policy="fcfs",
+        PrefixKeys keys=None,
+        prefill_schedule_interval=1,
+        long_prefill_token_threshold=0,
+        long_prefill_token_threshold_adaptive=False,
+        vllm_version=(0, 32),
+        watermark=0.0,
+        scheduler_reserve_full_isl=True,
+    ):
+        self.requests = requests
+        self.vllm_rules = scheduler_rules == "vllm"
+        self.num_gpu_blocks = num_gpu_blocks
+        self.kv = KvCache(requests.count, num_gpu_blocks - self.vllm_rules, block_size, keys)
+        self.max_num_seqs = _UNLIMITED if max_num_seqs is None else min(max_num_seqs, _UNLIMITED)
+        self.max_num_batched_tokens = (
+            _UNLIMITED if max_num_batched_tokens is None else min(max_num_batched_tokens, _UNLIMITED)
+        )
+        self.max_model_len = _UNLIMITED if max_model_len is None else min(max_model_len, _UNLIMITED)
+        self.chunked_prefill = enable_chunked_prefill
+        self.preempts_oldest = preemption_mode == "fifo"
+        self.by_priority = scheduling_policy == "priority"
+        self.prefill_schedule_interval = prefill_schedule_interval
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.threshold_is_adaptive = long_prefill_token_threshold_adaptive
+        self.threshold_spares_lone_request = tuple(vllm_version) >= (SPARING_MAJOR, SPARING_MINOR)
+        self.watermark_blocks = int(watermark * num_gpu_blocks)
+        self.reserves_whole_sequence = scheduler_reserve_full_isl
+
+    def __dealloc__(self):
+        free(self.running.items)
+        free(self.waiting.items)
+        free(self.scheduled)
+        free(self.preempted.items)
+        free(self.rejected.items)
+        free(self.emitted.items)
+        free(self.finished.items)
+
+    cdef bint submit(self, int64_t request) except -1 nogil:
+        """A request arrives. False: the engine refuses it, with the reason in `requests.refusal`."""
+        cdef RequestColumns* requests = &self.requests.columns
+        requests.output_tokens[request] = min(
+            requests.output_tokens[request], max(0, self.max_model_len - requests.prompt_tokens[request])
+        )
+        requests.arrival_order[request] = self.num_submitted
+        self.num_submitted += 1
+        # The simulator finds out when the request reaches the head of the queue. Real vLLM refuses a prompt of
+        # max_model_len when it is added, but lets one larger than the cache block the queue for ever: refused here.
+        if self.vllm_rules:
+            requests.refusal[request] = self._refusal(request)
+            if requests.refusal[request] != ACCEPTED:
+                requests.status[request] = REJECTED
+                return False
+        requests.status[request] = WAITING
+        self._enqueue(request)
+        return True
+
+    cdef int schedule(self, int64_t wave_step) except -1 nogil:
+        """Decide one pass: running requests first, then, if nobody had to be preempted, the waiting ones."""
+        self.budget = self.max_num_batched_tokens
+        self.num_scheduled = self.num_admitted = 0
+        self.preempted.length = self.rejected.length = 0
+        self._set_chunk_limit()
+        self.defer_prefills = self._defers_prefills(wave_step)
+        self._schedule_running()
+        if self.preempted.length == 0:
+            self._schedule_waiting()
+            if not self.defer_prefills:
+                self.prefill_capacity_bound = self.waiting.length > 0
+        self._describe()
+        return 0
+
+    cdef int _schedule_running(self) except -1 nogil:
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t request, computed, tokens, position, victim, cursor = 0
+        while cursor < self.running.length and self.budget > 0:
+            request = self.running.items[cursor]
+            computed = requests.computed_tokens[request]
+            if self.defer_prefills and computed < requests.prompt_tokens[request]:
+                cursor += 1
+                continue
+            if self._prompt_must_wait(request, computed):
+                return 0
+            tokens = self._chunk(request, computed)
+            victim = -1
+            while victim != request and not self.kv.extend(request, computed + tokens):
+                position = self._victim()
+                victim = self.running.items[position]
+                self._preempt(position)
+                # The simulator leaves its cursor where it was: whoever moved up before it computes nothing now.
+                if position < cursor and self.vllm_rules:
+                    cursor -= 1
+            if victim != request:
+                self._commit(request, tokens, computed)
+                cursor += 1
+            elif self.vllm_rules:
+                return 0
+        return 0
+
+    cdef int _schedule_waiting(self) except -1 nogil:
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t request, known, cached, tokens
+        while self.waiting.length > 0 and self.running.length < self.max_num_seqs:
+            if self.vllm_rules and self.budget == 0:
+                return 0
+            request = slot(&self.waiting, 0)[0]
+            if requests.status[request] == WAITING and not self.vllm_rules:
+                requests.refusal[request] = self._refusal(request)
+                if requests.refusal[request] != ACCEPTED:
+                    requests.status[request] = REJECTED
+                    append(&self.rejected, self._dequeue())
+                    continue
+            known = known_tokens(requests, request)
+            # At least one token must be computed to sample the next; the simulator lets a request that samples
+            # nothing reuse everything.
+            cached = self.kv.find_prefix(
+                request,
+                known if not self.vllm_rules and requests.output_tokens[request] == 0 else known - 1,
+            )
+            # No bypass: while the head does not fit, no smaller follower overtakes it.
+            if self.reserves_whole_sequence and not self._fits(request, known):
+                return 0
+            if self.defer_prefills and known - cached > 1:
+                return 0
+            if self._prompt_must_wait(request, cached):
+                return 0
+            tokens = self._chunk(request, cached)
+            if tokens == 0 and known > cached:
+                return 0
+            if not self._fits(request, cached + tokens):
+                return 0
+            self.kv.admit(request, cached + tokens)
+            self._dequeue()
+            requests.status[request] = RUNNING
+            append(&self.running, request)
+            self._commit(request, tokens, cached)
+            self.num_admitted += 1
+            if tokens == 0 and self.budget == 0:
+                return 0
+        return 0
+
+    cdef void _set_chunk_limit(self) noexcept nogil:
+        """The long-prefill threshold in force for this pass."""
+        cdef int64_t unfinished = self.running.length + self.waiting.length
+        self.chunk_limit = _NO_LIMIT
+        if self.long_prefill_token_threshold == 0:
+            return
+        if self.threshold_spares_lone_request and unfinished == 1:
+            return
+        self.chunk_limit = self.long_prefill_token_threshold
+        if self.threshold_is_adaptive and unfinished > 0:
+            self.chunk_limit = max(self.chunk_limit, self.max_num_batched_tokens // unfinished)
+
+    cdef bint _defers_prefills(self, int64_t wave_step) noexcept nogil:
+        """Attention-DP cadence: between two prefill steps of a busy group only decode continues."""
+        cdef int64_t position, request
+        if wave_step % self.prefill_schedule_interval == 0 or self.prefill_capacity_bound:
+            return False
+        for position in range(self.running.length):
+            request = self.running.items[position]
+            if self.requests.columns.computed_tokens[request] >= self.requests.columns.prompt_tokens[request]:
+                return True
+        return False
+
+    cdef int64_t _chunk(self, int64_t request, int64_t computed) noexcept nogil:
+        """How many tokens the request may compute now. A resumed one recomputes its generated tokens too."""
+        # max_model_len needs no limit here: an unfinished sequence is always shorter.
+        return min(min(known_tokens(&self.requests.columns, request) - computed, self.chunk_limit), self.budget)
+
+    cdef bint _prompt_must_wait(self, int64_t request, int64_t computed) noexcept nogil:
+        """Without chunked prefill a prompt that exceeds the remaining budget waits."""
+        cdef int64_t end
+        if self.chunked_prefill:
+            return False
+        # vLLM counts the generated tokens of a resumed request too, the simulator only its prompt.
+        end = known_tokens(&self.requests.columns, request) if self.vllm_rules else self.requests.columns.prompt_tokens[request]
+        return min(end - computed, self.chunk_limit) > self.budget
+
+    cdef bint _fits(self, int64_t request, int64_t tokens) noexcept nogil:
+        """Whether the waiting request of the last lookup can hold `tokens`, the watermark respected."""
+        cdef int64_t watermark = self.watermark_blocks if self.running.length > 0 else 0
+        return self.kv.blocks_to_admit(tokens) + watermark <= self.kv.pool.num_free()
+
+    cdef int64_t _victim(self) noexcept nogil:
+        """Position in `running` of the request to preempt."""
+        cdef int64_t position, worst = 0
+        if not self.by_priority:
+            return 0 if self.preempts_oldest else self.running.length - 1
+        for position in range(1, self.running.length):
+            if self._is_served_before(self.running.items[worst], self.running.items[position]):
+                worst = position
+        return worst
+
+    cdef int _preempt(self, int64_t position) except -1 nogil:
+        """Take a running request out of the pass and the cache; it keeps its generated tokens."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t request = remove_at(&self.running, position)
+        cdef int64_t item
+        # A victim that was already scheduled in this pass gives its tokens back.
+        for item in range(self.num_scheduled):
+            if self.scheduled[item].request == request:
+                self.budget += self.scheduled[item].tokens
+                self.num_scheduled -= 1
+                memmove(
+                    &self.scheduled[item],
+                    &self.scheduled[item + 1],
+                    (self.num_scheduled - item) * sizeof(ScheduledItem),
+                )
+                break
+        self.kv.release(request)
+        requests.computed_tokens[request] = 0
+        requests.num_preemptions[request] += 1
+        requests.status[request] = PREEMPTED
+        self._enqueue(request)
+        append(&self.preempted, request)
+        return 0
+
+    cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil:
+        """The request computes `tokens` in this pass; its full blocks can be found from now on."""
+        cdef void* moved
+        if self.num_scheduled == self.scheduled_capacity:
+            self.scheduled_capacity = max(16, 2 * self.scheduled_capacity)
+            moved = realloc(self.scheduled, self.scheduled_capacity * sizeof(ScheduledItem))
+            if moved == NULL:
+                with gil:
+                    raise MemoryError("no memory for the simulated scheduler's pass")
+            self.scheduled = <ScheduledItem*>moved
+        self.scheduled[self.num_scheduled] = ScheduledItem(request, tokens, computed_before)
+        self.num_scheduled += 1
+        self.budget -= tokens
+        self.requests.columns.computed_tokens[request] = computed_before + tokens
+        self.kv.publish(request, computed_before + tokens)
+        return 0
+
+    cdef void _describe(self) noexcept nogil:
+        """Tell the pass: what there is to price, and what telemetry reports."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef ScheduledItem* item
+        cdef int64_t position, prompt, computed, known, prompt_before, prompt_done
+        cdef bint emits_later_token, is_prefill
+        cdef PassShape* shape = &self.shape
+        cdef PassRecord* record = &self.record
+        memset(shape, 0, sizeof(PassShape))
+        memset(record, 0, sizeof(PassRecord))
+        for position in range(self.num_scheduled):
+            item = &self.scheduled[position]
+            prompt = requests.prompt_tokens[item.request]
+            known = known_tokens(requests, item.request)
+            computed = item.computed_before + item.tokens
+            prompt_before = min(item.computed_before, prompt)
+            prompt_done = min(computed, prompt)
+            emits_later_token = computed == known and requests.generated_tokens[item.request] > 0
+            if prompt_done > prompt_before:
+                shape.num_prefill += 1
+                shape.sum_prefill_end_tokens += prompt_done
+                shape.sum_prefill_past_tokens += prompt_before
+            if emits_later_token:
+                shape.num_decode += 1
+                shape.sum_decode_tokens += known
+            # A real engine labels everything after the first token decode, the recompute of a resumed request
+            # too, and counts the tokens already computed.
+            is_prefill = (
+                requests.generated_tokens[item.request] == 0 if self.vllm_rules else prompt_done > prompt_before
+            )
+            if is_prefill:
+                count(&record.prefill_prompts, prompt, 1)
+                record.sum_prefill_tokens += item.tokens
+                record.sum_prefill_kv_tokens += item.computed_before if self.vllm_rules else prompt_before
+            elif requests.generated_tokens[item.request] < requests.output_tokens[item.request]:
+                count(&record.decode_kv, item.computed_before if self.vllm_rules else known, 1)
+        shape.kv_capacity_tokens = self.num_gpu_blocks * self.kv.block_size
+        record.queued_prefill = self.queued_prefill
+        record.queued_decode = self.queued_decode
+        record.num_preempted = self.preempted.length
+        record.num_running = self.running.length
+        record.num_waiting = self.waiting.length
+        record.active_blocks = self.kv.active_blocks()
+        record.cached_free_blocks = self.kv.pool.num_evictable
+
+    cdef int complete(self) except -1 nogil:
+        """The pass ends: every request with nothing left to compute emits a token or, with none to emit, finishes."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t position, request, kept = 0
+        self.emitted.length = self.finished.length = 0
+        for position in range(self.num_scheduled):
+            request = self.scheduled[position].request
+            if requests.computed_tokens[request] < known_tokens(requests, request):
+                continue
+            if requests.generated_tokens[request] < requests.output_tokens[request]:
+                requests.generated_tokens[request] += 1
+                append(&self.emitted, request)
+            if requests.generated_tokens[request] == requests.output_tokens[request]:
+                self.kv.release(request)
+                requests.status[request] = COMPLETED
+                append(&self.finished, request)
+        if self.finished.length > 0:
+            for position in range(self.running.length):
+                request = self.running.items[position]
+                if requests.status[request] == RUNNING:
+                    self.running.items[kept] = request
+                    kept += 1
+            self.running.length = kept
+        return 0
+
+    cdef bint has_work(self) noexcept nogil:
+        return self.running.length > 0 or self.waiting.length > 0
+
+    cdef bint pass_had_effect(self) noexcept nogil:
+        """False: the rank can make no progress by itself, now or ever."""
+        return self.num_scheduled > 0 or self.preempted.length > 0 or self.rejected.length > 0
+
+    cdef Refusal _refusal(self, int64_t request) noexcept nogil:
+        cdef int64_t prompt = self.requests.columns.prompt_tokens[request]
+        if prompt >= self.max_model_len:
+            return MODEL_LENGTH
+        if (prompt + self.kv.block_size - 1) // self.kv.block_size > self.kv.pool.num_blocks:
+            return KV_CAPACITY
+        if self.vllm_rules and not self.chunked_prefill and prompt > self.max_num_batched_tokens:
+            return UNCHUNKED_PROMPT
+        return ACCEPTED
+
+    cdef int _enqueue(self, int64_t request) except -1 nogil:
+        """Queue a request: by key under the priority policy, else a preempted one first and a new one last."""
+        cdef IndexQueue* queue = &self.waiting
+        cdef int64_t position
+        make_slot(queue)
+        self._count_queued(request, 1)
+        queue.length += 1
+        if self.by_priority:
+            position = queue.length - 1
+            while position > 0 and self._is_served_before(request, slot(queue, position - 1)[0]):
+                slot(queue, position)[0] = slot(queue, position - 1)[0]
+                position -= 1
+            slot(queue, position)[0] = request
+        elif self.requests.columns.status[request] == PREEMPTED:
+            queue.head = (queue.head if queue.head > 0 else queue.capacity) - 1
+            slot(queue, 0)[0] = request
+        else:
+            slot(queue, queue.length - 1)[0] = request
+        return 0
+
+    cdef int64_t _dequeue(self) noexcept nogil:
+        cdef int64_t request = slot(&self.waiting, 0)[0]
+        self.waiting.head = self.waiting.head + 1 if self.waiting.head + 1 < self.waiting.capacity else 0
+        self.waiting.length -= 1
+        self._count_queued(request, -1)
+        return request
+
+    cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil:
+        if self.requests.columns.priority[request] != self.requests.columns.priority[other]:
+            return self.requests.columns.priority[request] < self.requests.columns.priority[other]
+        return self.requests.columns.arrival_order[request] < self.requests.columns.arrival_order[other]
+
+    cdef void _count_queued(self, int64_t request, int sign) noexcept nogil:
+        if self.requests.columns.num_preemptions[request] > 0:
+            count(&self.queued_decode, known_tokens(&self.requests.columns, request), sign)
+        else:
+            count(&self.queued_prefill, self.requests.columns.prompt_tokens[request], sign)
+
+    def enqueue(self, int64_t request):
+        """Submit a request; False when the engine refuses it at once."""
+        return self.submit(request)
+
+    def has_unfinished(self):
+        """Return whether any request is running or waiting."""
+        return self.has_work()
+
+    def schedule_pass(self, int64_t wave_step=0):
+        """Decide one pass and return it as a dict.
+
+        Keys: `tokens` {request: scheduled tokens} in running order, `reused` {admitted request: reused tokens},
+        `preempted`, `rejected`, and the counts `running`, `waiting`, `free_blocks`, `active_blocks` after the
+        decision.
+        """
+        self.schedule(wave_step)
+        items = [self.scheduled[position] for position in range(self.num_scheduled)]
+        return {
+            "tokens": {item["request"]: item["tokens"] for item in items},
+            "reused": {item["request"]: item["computed_before"] for item in items[len(items) - self.num_admitted :]},
+            "preempted": [self.preempted.items[i] for i in range(self.preempted.length)],
+            "rejected": [self.rejected.items[i] for i in range(self.rejected.length)],
+            "running": self.running.length,
+            "waiting": self.waiting.length,
+            "free_blocks": self.kv.pool.num_free(),
+            "active_blocks": self.kv.active_blocks(),
+        }
+
+    def complete_pass(self):
+        """End the pass; return the requests that emitted a token and those that finished."""
+        self.complete()
+        return (
+            [self.emitted.items[i] for i in range(self.emitted.length)],
+            [self.finished.items[i] for i in range(self.finished.length)],
+        )

@@ -1,0 +1,73 @@
+"""KV blocks of one scheduler rank: prefix keys, the block pool, and the cache of one attention group over it."""
+
+from libc.stdint cimport int64_t
+
+
+cdef class PrefixKeys:
+    cdef readonly int64_t block_size
+    cdef int64_t num_shared_keys       # keys below this one may be common to several requests
+    cdef int64_t[::1] first_key        # [n + 1] where the keys of a request's full prompt blocks start in `keys`
+    cdef int64_t[::1] keys
+    cdef int64_t[::1] first_own_key    # [n] where the keys of a request's other blocks start
+
+    cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil
+
+
+cdef struct Block:
+    int64_t key               # of the published content; NO_KEY while private
+    int64_t references        # requests that hold the block
+    int64_t next_in_bucket    # same bucket, published later
+    int64_t older             # free list of published blocks, or the stack of blank ones
+    int64_t newer
+
+
+cdef class BlockPool:
+    cdef readonly int64_t num_blocks    # usable ones
+    cdef bint publishes
+    cdef Block* blocks
+    cdef int64_t blocks_capacity
+    cdef int64_t num_touched            # blocks handed out at least once
+    cdef int64_t blank                  # top of the stack of returned blocks without content
+    cdef int64_t num_blank
+    cdef int64_t oldest, newest         # free published blocks, next to be evicted first
+    cdef int64_t num_evictable
+    cdef int64_t* buckets
+    cdef int64_t num_buckets
+
+    cdef int64_t num_free(self) noexcept nogil
+    cdef int64_t find(self, int64_t key) noexcept nogil
+    cdef bint is_free(self, int64_t block) noexcept nogil
+    cdef void share(self, int64_t block) noexcept nogil
+    cdef int64_t take(self) except -1 nogil
+    cdef void give_back(self, int64_t block) noexcept nogil
+    cdef void publish(self, int64_t block, int64_t key) noexcept nogil
+    cdef void _append_to_bucket(self, int64_t block) noexcept nogil
+    cdef void _unpublish(self, int64_t block) noexcept nogil
+    cdef void _leave_free_list(self, int64_t block) noexcept nogil
+    cdef int _grow(self) except -1 nogil
+
+
+cdef struct BlockTable:
+    int64_t* blocks
+    int64_t length
+    int64_t capacity
+    int64_t num_published
+
+
+cdef class KvCache:
+    cdef readonly BlockPool pool
+    cdef readonly int64_t block_size
+    cdef PrefixKeys keys               # None when prefix caching is off
+    cdef BlockTable* tables            # one a request
+    cdef int64_t num_requests
+    cdef int64_t* hits                 # cached blocks found by the last lookup
+    cdef int64_t num_hits, num_free_hits, hits_capacity
+
+    cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens) except -1 nogil
+    cdef int64_t blocks_to_admit(self, int64_t tokens) noexcept nogil
+    cdef bint admit(self, int64_t request, int64_t tokens) except -1 nogil
+    cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil
+    cdef void publish(self, int64_t request, int64_t tokens) noexcept nogil
+    cdef void release(self, int64_t request) noexcept nogil
+    cdef int64_t active_blocks(self) noexcept nogil
+    cdef int _reserve_table(self, BlockTable* table, int64_t length) except -1 nogil

@@ -1,0 +1,134 @@
+"""The vLLM scheduler of one rank: requests as a structure of arrays, the queues, and one pass at a time."""
+
+from libc.stdint cimport int8_t, int64_t
+
+from fpmsdk._ext.pages cimport KvCache
+from fpmsdk._ext.pricing cimport PassShape
+
+
+cpdef enum Status:
+    PENDING = 0      # not submitted yet
+    WAITING = 1
+    RUNNING = 2
+    PREEMPTED = 3    # waiting again, generated tokens kept
+    COMPLETED = 4
+    REJECTED = 5
+
+
+cpdef enum Refusal:
+    ACCEPTED = 0
+    MODEL_LENGTH = 1        # the prompt reaches max_model_len
+    KV_CAPACITY = 2         # the prompt needs more blocks than there are
+    UNCHUNKED_PROMPT = 3    # chunked prefill is off and the prompt exceeds max_num_batched_tokens
+
+
+cdef struct RequestColumns:
+    int64_t* prompt_tokens
+    int64_t* output_tokens      # to generate, cut so that the sequence stays within max_model_len
+    int64_t* priority           # smaller is served first
+    int64_t* arrival_order
+    int64_t* generated_tokens
+    int64_t* computed_tokens    # tokens whose KV exists
+    int64_t* num_preemptions
+    int8_t* status
+    int8_t* refusal
+
+
+cdef inline int64_t known_tokens(RequestColumns* requests, int64_t request) noexcept nogil:
+    return requests.prompt_tokens[request] + requests.generated_tokens[request]
+
+
+cdef class Requests:
+    cdef readonly int64_t count
+    cdef dict arrays
+    cdef RequestColumns columns
+
+
+cdef struct IndexList:
+    int64_t* items
+    int64_t length
+    int64_t capacity
+
+
+cdef struct IndexQueue:
+    int64_t* items      # a ring that starts at head
+    int64_t head
+    int64_t length
+    int64_t capacity
+
+
+cdef struct LengthSums:
+    int64_t count
+    int64_t total
+    int64_t squares
+
+
+cdef struct ScheduledItem:
+    int64_t request
+    int64_t tokens              # computed in this pass
+    int64_t computed_before     # reused prefix included
+
+
+cdef struct PassRecord:
+    # What the engine's telemetry says about a pass (engine-and-replay.md 2.7), and the state it leaves.
+    LengthSums prefill_prompts
+    int64_t sum_prefill_tokens
+    int64_t sum_prefill_kv_tokens
+    LengthSums decode_kv
+    LengthSums queued_prefill
+    LengthSums queued_decode
+    int64_t num_preempted
+    int64_t num_running
+    int64_t num_waiting
+    int64_t active_blocks
+    int64_t cached_free_blocks
+
+
+cdef class Scheduler:
+    cdef readonly Requests requests
+    cdef readonly KvCache kv
+    cdef bint vllm_rules, by_priority, preempts_oldest, chunked_prefill, reserves_whole_sequence
+    cdef bint threshold_spares_lone_request, threshold_is_adaptive
+    cdef int64_t num_gpu_blocks, max_model_len, max_num_seqs, max_num_batched_tokens
+    cdef int64_t long_prefill_token_threshold, watermark_blocks, prefill_schedule_interval
+
+    cdef IndexList running
+    cdef IndexQueue waiting
+    cdef LengthSums queued_prefill, queued_decode
+    cdef int64_t num_submitted
+    cdef bint prefill_capacity_bound
+
+    # The pass at hand; valid until the next one is scheduled.
+    cdef int64_t budget, chunk_limit
+    cdef bint defer_prefills
+    cdef ScheduledItem* scheduled       # running requests first, then the admitted ones
+    cdef int64_t num_scheduled, scheduled_capacity, num_admitted
+    cdef IndexList preempted, rejected, emitted, finished
+    cdef PassRecord record
+    cdef PassShape shape
+
+    cdef bint submit(self, int64_t request) except -1 nogil
+    cdef int schedule(self, int64_t wave_step) except -1 nogil
+    cdef int complete(self) except -1 nogil
+    cdef bint has_work(self) noexcept nogil
+    cdef bint pass_had_effect(self) noexcept nogil
+
+    cdef int _schedule_running(self) except -1 nogil
+    cdef int _schedule_waiting(self) except -1 nogil
+    cdef void _set_chunk_limit(self) noexcept nogil
+    cdef bint _defers_prefills(self, int64_t wave_step) noexcept nogil
+    cdef int64_t _chunk(self, int64_t request, int64_t computed) noexcept nogil
+    cdef bint _prompt_must_wait(self, int64_t request, int64_t computed) noexcept nogil
+    cdef bint _fits(self, int64_t request, int64_t tokens) noexcept nogil
+    cdef int64_t _victim(self) noexcept nogil
+    cdef int _preempt(self, int64_t position) except -1 nogil
+    cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil
+    cdef void _describe(self) noexcept nogil
+    cdef Refusal _refusal(self, int64_t request) noexcept nogil
+    cdef int _enqueue(self, int64_t request) except -1 nogil
+    cdef int64_t _dequeue(self) noexcept nogil
+    cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil
+    cdef void _count_queued(self, int64_t request, int sign) noexcept nogil
+
+
+cdef double variance(const LengthSums* sums) noexcept nogil

@@ -1,0 +1,28 @@
+"""Replay of request traces through a simulated engine: traces in, latencies and passes out.
+
+Names load on first use; a process that reads a trace does not load pyarrow.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "ReplayReport": "fpmsdk.replay.report",
+    "Trace": "fpmsdk.replay.trace",
+    "replay_trace": "fpmsdk.replay.run",
+}
+
+__all__ = ["ReplayReport", "Trace", "replay_trace"]
+
+if TYPE_CHECKING:
+    from fpmsdk.replay.report import ReplayReport
+    from fpmsdk.replay.run import replay_trace
+    from fpmsdk.replay.trace import Trace
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fpmsdk.replay' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

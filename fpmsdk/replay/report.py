@@ -1,0 +1,259 @@
+"""What a replay says: a summary, a row per request and a row per pass, as Arrow, JSON or a printed table.
+
+Only arranges columns that the replay has recorded; latency figures are defined in `fpmsdk.replay.latency`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fpmsdk.errors import EmptyResultError
+from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla
+
+if TYPE_CHECKING:
+    import pyarrow
+    from rich.table import Table
+
+Columns = Mapping[str, NDArray[Any]]
+
+# Record keys of the JSON report and the columns they show (engine-and-replay.md sections 5.7 and 6).
+_RECORD_KEYS = {
+    "request_id": "request_id",
+    "session_id": "session_id",
+    "turn_index": "turn_index",
+    "arrival_time_ms": "arrival_ms",
+    "first_admit_ms": "first_admit_ms",
+    "first_token_ms": "first_token_ms",
+    "last_token_ms": "last_token_ms",
+    "terminal_time_ms": "end_ms",
+    "ttft_ms": "ttft_ms",
+    "ttst_ms": "ttst_ms",
+    "itl_ms": "itl_ms",
+    "e2e_latency_ms": "e2e_latency_ms",
+    "input_length": "prompt_tokens",
+    "requested_output_length": "requested_output_tokens",
+    "output_length": "output_tokens",
+    "reused_input_tokens": "reused_tokens",
+    "first_admission_reused_input_tokens": "first_reused_tokens",
+    "admission_count": "num_admissions",
+    "preemption_count": "num_preemptions",
+    "decode_worker_idx": "worker",
+    "terminal_status": "status",
+    "rejection_reason": "rejection_reason",
+}
+
+
+class ReplayReport:
+    """The result of a replay in which at least one request completed.
+
+    Parameters
+    ----------
+    requests: an array of length n per column: `request_id`, `session_id`, `rejection_reason` (str or
+        None), `status` (str; `completed`, `rejected` or `unfinished`), `turn_index`, `prompt_tokens`,
+        `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `num_admissions`,
+        `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
+        `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived.
+    passes: an array per column, one entry per pass; empty when passes were not recorded.
+    gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
+    committed_prefill_tokens: tokens scheduled for prefill, those recomputed after a preemption included.
+    clock_ms: simulated time at which the replay ended.
+    wall_time_ms: real time that it took.
+    num_workers, gpus_per_worker: what ran from the first to the last simulated moment.
+    options: the settings that the figures depend on; shown in the JSON report.
+    sla: bounds for goodput.
+
+    Raises
+    ------
+    EmptyResultError: no request completed; says what became of them.
+
+    Source: engine-and-replay.md sections 5.6, 5.7 and 6.
+    """
+
+    def __init__(
+        self,
+        *,
+        requests: Columns,
+        passes: Columns,
+        gap_ms: NDArray[np.float64],
+        gap_count: NDArray[np.int64],
+        committed_prefill_tokens: int,
+        clock_ms: float,
+        wall_time_ms: float,
+        num_workers: int = 1,
+        gpus_per_worker: int = 1,
+        options: Mapping[str, Any] | None = None,
+        sla: Sla | None = None,
+    ) -> None:
+        self.latencies = RequestLatencies.of(
+            requests["arrival_ms"],
+            requests["first_token_ms"],
+            requests["second_token_ms"],
+            requests["last_token_ms"],
+            requests["output_tokens"],
+        )
+        self.request_columns: Columns = {
+            **requests,
+            "ttft_ms": self.latencies.ttft_ms,
+            "ttst_ms": self.latencies.ttst_ms,
+            "itl_ms": self.latencies.itl_ms,
+            "e2e_latency_ms": self.latencies.e2e_ms,
+        }
+        self.pass_columns = passes
+        self.options = dict(options or {})
+        self._completed = requests["status"] == "completed"
+        if not self._completed.any():
+            raise EmptyResultError(self._why_empty())
+        self.summary: dict[str, Any] = {
+            **self._volume(clock_ms, wall_time_ms, num_workers, gpus_per_worker),
+            **(self._goodput(sla) if sla is not None else {}),
+            **self._distributions(gap_ms, gap_count),
+            "kv_eviction_policy": "lru",
+            "committed_prefill_tokens": committed_prefill_tokens,
+        }
+
+    @cached_property
+    def requests(self) -> pyarrow.Table:
+        """One row per request in trace order; times in ms, null where a request has none."""
+        return _arrow(self.request_columns)
+
+    @cached_property
+    def passes(self) -> pyarrow.Table:
+        """One row per pass in the order in which passes started on the simulated clock."""
+        return _arrow(self.pass_columns)
+
+    def to_json(self, *, per_request: bool = True) -> str:
+        """The report as one JSON object: `options`, `summary` and, unless not wanted, `per_request`."""
+        document: dict[str, Any] = {"options": self.options, "summary": self.summary}
+        if per_request:
+            columns = {key: self.request_columns[name].tolist() for key, name in _RECORD_KEYS.items()}
+            document["per_request"] = [
+                dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+            ]
+        # msgspec writes NaN, an absent time, as null.
+        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+    def write_json(self, path: str | Path, *, per_request: bool = True) -> None:
+        """Write `to_json` to a file, whole or not at all."""
+        target = Path(path)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            draft.write_text(self.to_json(per_request=per_request) + "\n", encoding="utf-8")
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def table(self) -> Table:
+        """The main figures for a terminal."""
+        from rich.table import Table
+
+        summary = self.summary
+        table = Table(
+            title=f"{summary['completed_requests']:,} of {summary['num_requests']:,} requests completed",
+            caption=(
+                f"{summary['duration_ms'] / 1e3:,.1f} s simulated, "
+                f"{summary['request_throughput_rps']:,.2f} requests/s, "
+                f"{summary['output_throughput_tok_s']:,.0f} output tokens/s"
+            ),
+        )
+        table.add_column("ms")
+        figures = ("mean", "median", "p90", "p99", "max")
+        for figure in figures:
+            table.add_column(figure, justify="right")
+        for label, name in (
+            ("TTFT", "ttft"),
+            ("TTST", "ttst"),
+            ("ITL", "itl"),
+            ("TPOT", "tpot"),
+            ("end to end", "e2e_latency"),
+        ):
+            table.add_row(label, *(f"{summary[f'{figure}_{name}_ms']:,.2f}" for figure in figures))
+        return table
+
+    def _why_empty(self) -> str:
+        status, reasons = self.request_columns["status"], self.request_columns["rejection_reason"]
+        rejected = int((status == "rejected").sum())
+        fault = f"no request completed: {rejected} of {len(status)} were rejected"
+        if rejected:
+            first = int(np.argmax(status == "rejected"))
+            fault += f", the first, {self.request_columns['request_id'][first]}, because {reasons[first]}"
+        return f"{fault}; {len(status) - rejected} were unfinished"
+
+    def _volume(
+        self, clock_ms: float, wall_time_ms: float, num_workers: int, gpus_per_worker: int
+    ) -> dict[str, Any]:
+        done = {name: column[self._completed] for name, column in self.request_columns.items()}
+        inputs, outputs = int(done["prompt_tokens"].sum()), int(done["output_tokens"].sum())
+        duration_ms = float(done["end_ms"].max())
+        seconds = max(duration_ms, 1e-6) / 1e3
+        wall_seconds = max(wall_time_ms, 1e-6) / 1e3
+        worker_seconds = num_workers * clock_ms / 1e3
+        return {
+            "num_requests": len(self._completed),
+            "completed_requests": int(self._completed.sum()),
+            "total_input_tokens": inputs,
+            "total_output_tokens": outputs,
+            "duration_ms": duration_ms,
+            "wall_time_ms": wall_time_ms,
+            "request_throughput_rps": int(self._completed.sum()) / seconds,
+            "input_throughput_tok_s": inputs / seconds,
+            "output_throughput_tok_s": outputs / seconds,
+            "total_throughput_tok_s": (inputs + outputs) / seconds,
+            "prefill_worker_seconds": 0.0,  # an aggregated worker counts as a decode worker
+            "decode_worker_seconds": worker_seconds,
+            "prefill_gpus_per_worker": 0,
+            "decode_gpus_per_worker": gpus_per_worker,
+            "gpu_hours": worker_seconds * gpus_per_worker / 3600,
+            "power_w": None,  # no timing model so far knows its energy
+            "power_coverage": None,
+            "processed_tokens": inputs + outputs,
+            "processed_tokens_per_s": (inputs + outputs) / wall_seconds,
+            "processed_output_tokens_per_s": outputs / wall_seconds,
+            "prefix_cache_reused_ratio": int(done["reused_tokens"].sum()) / inputs,
+            "first_admission_prefix_cache_reused_ratio": int(done["first_reused_tokens"].sum()) / inputs,
+        }
+
+    def _goodput(self, sla: Sla) -> dict[str, Any]:
+        columns = self.request_columns
+        good = self._completed & sla.met_by(self.latencies, columns["arrival_ms"], columns["end_ms"])
+        seconds = max(float(columns["end_ms"][self._completed].max()), 1e-6) / 1e3
+        return {
+            "goodput_completed_requests": int(good.sum()),
+            "goodput_request_throughput_rps": int(good.sum()) / seconds,
+            "goodput_output_throughput_tok_s": int(columns["output_tokens"][good].sum()) / seconds,
+        }
+
+    def _distributions(self, gap_ms: NDArray[np.float64], gap_count: NDArray[np.int64]) -> dict[str, Any]:
+        done = self._completed
+        latencies = self.latencies
+        positive = gap_ms > 0
+        return {
+            "num_ttft_samples": _present(latencies.ttft_ms[done]),
+            "num_tpot_samples": _present(latencies.itl_ms[done]),
+            "num_e2e_latency_samples": _present(latencies.e2e_ms[done]),
+            **Distribution.of_sample(latencies.ttft_ms[done]).named("ttft_ms"),
+            **Distribution.of_sample(latencies.ttst_ms[done]).named("ttst_ms"),
+            **Distribution.of_sample(latencies.itl_ms[done]).named("tpot_ms"),
+            **Distribution.of_stream(gap_ms, gap_count).named("itl_ms"),
+            **Distribution.of_sample(latencies.e2e_ms[done]).named("e2e_latency_ms"),
+            **Distribution.of_stream(1e3 / gap_ms[positive], gap_count[positive]).named(
+                "output_token_throughput_per_user"
+            ),
+        }
+
+
+def _present(values: NDArray[np.float64]) -> int:
+    return int(np.count_nonzero(~np.isnan(values)))
+
+
+def _arrow(columns: Columns) -> pyarrow.Table:
+    import pyarrow as pa
+
+    return pa.table({name: pa.array(column, from_pandas=True) for name, column in columns.items()})

@@ -1,0 +1,53 @@
+"""How the form of a trace file is chosen, and files that cannot be read at all."""
+
+import gzip
+import json
+
+import pytest
+
+from fpmsdk.errors import TraceError
+from fpmsdk.replay.trace import Trace
+
+ROW = json.dumps({"input_length": 8, "output_length": 3, "hash_ids": [1]}).encode()
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_the_ending_before_gz_tells_the_form(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(ROW) if name.endswith(".gz") else ROW)
+    assert len(Trace.read(tmp_path / name)) == 1
+
+
+def test_a_named_form_overrides_the_ending(tmp_path):
+    (tmp_path / "t.txt").write_bytes(ROW)
+    assert len(Trace.read(tmp_path / "t.txt", "mooncake")) == 1
+
+
+def test_an_ending_that_tells_nothing_asks_for_the_form(tmp_path):
+    (tmp_path / "t.txt").write_bytes(ROW)
+    with pytest.raises(
+        TraceError, match=r"known endings are \.jsonl, \.csv, \.json .* mooncake, azure, recorded"
+    ):
+        Trace.read(tmp_path / "t.txt")
+
+
+def test_an_unknown_form_is_refused_with_the_known_ones(tmp_path):
+    with pytest.raises(TraceError, match="unknown trace format 'weka'; known are mooncake, azure, recorded"):
+        Trace.read(tmp_path / "t.jsonl", "weka")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(TraceError, match=r"none\.jsonl: cannot read the trace: No such file"):
+        Trace.read(tmp_path / "none.jsonl")
+
+
+def test_cut_gzip_data_are_refused(tmp_path):
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(gzip.compress(ROW * 50)[:-9])
+    with pytest.raises(TraceError, match="cut short or damaged"):
+        Trace.read(path)
+
+
+@pytest.mark.parametrize("block_tokens", [0, -512, True, 512.0])
+def test_block_tokens_is_a_positive_integer(tmp_path, block_tokens):
+    with pytest.raises(TraceError, match="block_tokens is"):
+        Trace.read(tmp_path / "t.jsonl", block_tokens=block_tokens)
