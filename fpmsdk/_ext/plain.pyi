@@ -1,5 +1,5 @@
-from typing import TypeVar
+from typing import Any
 
-T = TypeVar("T")
-
-def copy_plain(value: T) -> T: ...
+class PlainTemplate:
+    def __init__(self, value: dict[str, Any] | list[Any]) -> None: ...
+    def copy(self) -> Any: ...

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fpmsdk._ext.plain import copy_plain
+from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk._ext.regression import LinearRegression
 from fpmsdk.config import ForwardPassPerfModelConfig, normalize_request
 from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
@@ -51,7 +51,8 @@ class ForwardPassPerfModel:
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._estimator: LinearRegression = selection.estimator  # type: ignore[assignment]
-        self._provenance = selection.provenance()
+        self._provenance = PlainTemplate(selection.provenance())
+        self._warning = selection.warning
         self._tuning = threading.Lock()
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -189,18 +190,18 @@ class ForwardPassPerfModel:
 
     def diagnostics(self) -> dict[str, Any]:
         """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
-        stores = self._estimator.serving.stores()
-        if any(ready for _, ready, _ in stores):
+        serving = self._estimator.serving
+        if serving.ready:
             state = "ready"
         else:
-            state = "insufficient_data" if self._selection.warning is None else "unsupported_config"
+            state = "insufficient_data" if self._warning is None else "unsupported_config"
         return {
             "source": "fallback_regression",
             "readiness": state,
-            "retained_observations": sum(retained for _, _, retained in stores),
+            "retained_observations": serving.retained_observations,
             "correction_ready_buckets": 0,
-            "last_warning": self._selection.warning,
-            "provenance": copy_plain(self._provenance),
+            "last_warning": self._warning,
+            "provenance": self._provenance.copy(),
         }
 
     def regression_store_diagnostics(self) -> list[dict[str, Any]]:
