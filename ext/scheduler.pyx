@@ -457,7 +457,7 @@ cdef class Scheduler:
         record.cached_free_blocks = self.kv.pool.num_evictable
 
     cdef int complete(self) except -1 nogil:
-        """The pass ends: every request with nothing left to compute emits a token or, with none to emit, finishes."""
+        """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t position, request, kept = 0
         self.emitted.length = self.finished.length = 0
@@ -465,20 +465,24 @@ cdef class Scheduler:
             request = self.scheduled[position].request
             if requests.computed_tokens[request] < known_tokens(requests, request):
                 continue
-            if requests.generated_tokens[request] < requests.output_tokens[request]:
-                requests.generated_tokens[request] += 1
-                append(&self.emitted, request)
+            # Who has no token to emit leaves first, so its blocks are evicted first.
+            append(&self.emitted if requests.output_tokens[request] > 0 else &self.finished, request)
+        for position in range(self.emitted.length):
+            request = self.emitted.items[position]
+            requests.generated_tokens[request] += 1
             if requests.generated_tokens[request] == requests.output_tokens[request]:
-                self.kv.release(request)
-                requests.status[request] = COMPLETED
                 append(&self.finished, request)
-        if self.finished.length > 0:
-            for position in range(self.running.length):
-                request = self.running.items[position]
-                if requests.status[request] == RUNNING:
-                    self.running.items[kept] = request
-                    kept += 1
-            self.running.length = kept
+        if self.finished.length == 0:
+            return 0
+        for position in range(self.finished.length):
+            self.kv.release(self.finished.items[position])
+            requests.status[self.finished.items[position]] = COMPLETED
+        for position in range(self.running.length):
+            request = self.running.items[position]
+            if requests.status[request] == RUNNING:
+                self.running.items[kept] = request
+                kept += 1
+        self.running.length = kept
         return 0
 
     cdef bint has_work(self) noexcept nogil:

@@ -92,7 +92,6 @@ cdef class Rank:
     cdef int complete_pass(self, double end_ms) except -1 nogil
     cdef int64_t num_ended(self) noexcept nogil
     cdef int64_t ended(self, int64_t position) noexcept nogil
-    cdef int64_t head(self) noexcept nogil
     cdef int _record_token_times(self, double now) except -1 nogil
     cdef int _record_pass(self, double end_ms) except -1 nogil
 
@@ -127,7 +126,7 @@ cdef class Replay:
     cdef int64_t num_arrivals, arrivals_capacity, num_scheduled_arrivals
     cdef int64_t num_placed
 
-    cdef double startup_ms, max_sim_time_ms
+    cdef double max_sim_time_ms
     cdef readonly double now_ms
 
     cdef int _run(self) except -1 nogil
@@ -137,7 +136,7 @@ cdef class Replay:
     cdef int _place(self, int64_t request) except -1 nogil
     cdef int _request_ended(self, int64_t request) except -1 nogil
     cdef int _start_next_session(self) except -1 nogil
-    cdef int _start_pass(self, int64_t worker) except -1 nogil
+    cdef bint _start_pass(self, int64_t worker) except -1 nogil
     cdef int _complete_pass(self, int64_t worker) except -1 nogil
     cdef int _schedule_arrival(self, double at_ms, int64_t request) except -1 nogil
     cdef Arrival _pop_arrival(self) noexcept nogil

@@ -142,7 +142,6 @@ def replay_trace(
         next_turn=_next_turns(trace),
         delay_ms=trace.delay_ms / arrival_speedup_ratio,
         concurrency=concurrency or 0,
-        startup_ms=(resolved.startup_time or 0.0) * 1e3,
         max_sim_time_ms=math.inf if max_sim_time_ms is None else max_sim_time_ms,
         record_passes=record_passes,
         request_ids=trace.request_ids,
