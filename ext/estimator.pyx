@@ -4,7 +4,7 @@
 
 from libc.math cimport NAN, isnan
 from libc.stdint cimport int64_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
@@ -12,7 +12,9 @@ from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.features cimport (
     FAULT_NONE, KIND_IDLE, NUM_SKIPS, SKIP_IDLE, SKIP_NONE, FaultSite, check_ranks, fault_error, tuning_target_ms,
 )
-from fpmsdk._ext.frames cimport Columns, IterationSource, Records, new_scratch, read_iteration, read_iterations
+from fpmsdk._ext.frames cimport (
+    Columns, IterationSource, LengthLists, free_lists, is_rank, new_scratch, read_iterations, read_rank,
+)
 
 import numpy as np
 
@@ -37,13 +39,30 @@ cdef class ServingView:
 
     def estimate_iteration(self, metrics, decode_frame):
         """Latency in ms of one iteration, given as a rank or as the list of its ranks; None when not ready."""
-        cdef Records records = read_iteration(metrics, decode_frame)
+        cdef FpmRank few[8]
+        cdef FpmRank* ranks = few
+        cdef LengthLists* lists = NULL
+        cdef Py_ssize_t num_ranks = 1 if is_rank(metrics) else len(metrics), r
         cdef FaultSite site
-        cdef double latency_ms
+        cdef double latency_ms = NAN
         site.iteration = -1
-        site.fault = check_ranks(records.ranks, records.num_ranks, &site.rank)
-        if site.fault == FAULT_NONE:
-            site.fault = self.evaluate(records.ranks, records.num_ranks, &latency_ms)
+        if num_ranks > 8:
+            ranks = <FpmRank*>malloc(num_ranks * sizeof(FpmRank))
+            if ranks == NULL:
+                raise MemoryError
+        try:
+            if is_rank(metrics):
+                read_rank(metrics, decode_frame, False, ranks, &lists)
+            else:
+                for r in range(num_ranks):
+                    read_rank(metrics[r], decode_frame, False, &ranks[r], &lists)
+            site.fault = check_ranks(ranks, num_ranks, &site.rank)
+            if site.fault == FAULT_NONE:
+                site.fault = self.evaluate(ranks, num_ranks, &latency_ms)
+        finally:
+            free_lists(lists)
+            if ranks != few:
+                free(ranks)
         if site.fault != FAULT_NONE:
             raise fault_error(&site)
         return None if isnan(latency_ms) else latency_ms
@@ -79,14 +98,14 @@ cdef class Estimator:
         # Make room for so many further observations; the learning loop allocates nothing.
         return 0
 
-    cdef int extract(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
-        # Prepare the features of one iteration. Returns a `Fault`; `kind` is KIND_IDLE without work.
+    cdef int classify(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
+        # Workload kind of an iteration, KIND_IDLE without work. Returns a `Fault`.
         kind[0] = KIND_IDLE
         return FAULT_NONE
 
-    cdef void learn(self, int kind, double target_ms) noexcept nogil:
-        # Take the extracted iteration as an observation.
-        pass
+    cdef int learn(self, const FpmRank* ranks, Py_ssize_t num_ranks, int kind, double target_ms) noexcept nogil:
+        # Take an iteration as an observation. Returns a `Fault`, with nothing changed.
+        return FAULT_NONE
 
     cdef int publish(self) except -1:
         return 0
@@ -119,14 +138,16 @@ cdef class Estimator:
                 ranks = source.ranks_of(i, scratch, &num_ranks)
                 site.fault = check_ranks(ranks, num_ranks, &site.rank)
                 if site.fault == FAULT_NONE:
-                    site.fault = self.extract(ranks, num_ranks, &kind)
+                    site.fault = self.classify(ranks, num_ranks, &kind)
                 if site.fault != FAULT_NONE:
                     break
                 skip = SKIP_IDLE if kind == KIND_IDLE else tuning_target_ms(ranks, num_ranks, &target_ms)
-                if skip == SKIP_NONE:
-                    self.learn(kind, target_ms)
-                else:
+                if skip != SKIP_NONE:
                     self.skipped[skip] += 1
+                    continue
+                site.fault = self.learn(ranks, num_ranks, kind, target_ms)
+                if site.fault != FAULT_NONE:
+                    break
         free(scratch)
         self.publish()
         if site.fault != FAULT_NONE:

@@ -168,11 +168,7 @@ cdef class Records(IterationSource):
         self.offsets[0] = 0
 
     def __dealloc__(self):
-        cdef LengthLists* block
-        while self.lists != NULL:
-            block = self.lists
-            self.lists = block.next
-            free(block)
+        free_lists(self.lists)
         free(self.ranks)
         free(self.offsets)
 
@@ -199,7 +195,6 @@ cdef class Records(IterationSource):
         return 0
 
     cdef int add_rank(self, object source, object decode_frame) except -1:
-        cdef FpmRank* rank
         cdef FpmRank* grown
         if self.num_ranks == self.rank_capacity:
             grown = <FpmRank*>realloc(self.ranks, 2 * self.rank_capacity * sizeof(FpmRank))
@@ -207,86 +202,100 @@ cdef class Records(IterationSource):
                 raise MemoryError
             self.ranks = grown
             self.rank_capacity *= 2
-        rank = &self.ranks[self.num_ranks]
-        memset(rank, 0, sizeof(FpmRank))
-        if isinstance(source, bytes):
-            source = decode_frame(source)
-        elif not PyDict_Check(source) and field_of(source, "scheduled_requests") is ABSENT:
-            raise MetricsError(
-                "invalid FPM payload: expected a dict, an encoded frame or an object with the attributes of "
-                f"ForwardPassMetrics for a rank, found {type(source).__name__}"
-            )
-        worker_id = field_of(source, "worker_id")
-        if worker_id is not ABSENT and not isinstance(worker_id, str):
-            raise wrong_type("", "worker_id", "a string", worker_id)
-        rank.version = unsigned_field(source, "", "version", U32_MAX, 1)
-        rank.dp_rank = unsigned_field(source, "", "dp_rank", U32_MAX, 0)
-        rank.counter_id = unsigned_field(source, "", "counter_id", U64_MAX, 0)
-        rank.wall_time_s = real_field(source, "", "wall_time", self.any_wall_time)
-        rank.num_lengths = -1
-        scheduled = record_field(source, "scheduled_requests")
-        if scheduled is not ABSENT:
-            self.read_scheduled(scheduled, rank)
-        queued = record_field(source, "queued_requests")
-        if queued is not ABSENT:
-            self.read_queued(queued, rank)
+        read_rank(source, decode_frame, self.any_wall_time, &self.ranks[self.num_ranks], &self.lists)
         self.num_ranks += 1
         return 0
 
-    cdef int read_scheduled(self, object source, FpmRank* rank) except -1:
-        cdef str at = "scheduled_requests."
-        rank.num_prefill_requests = unsigned_field(source, at, "num_prefill_requests", U32_MAX, 0)
-        rank.sum_prefill_tokens = unsigned_field(source, at, "sum_prefill_tokens", U32_MAX, 0)
-        rank.var_prefill_length = real_field(source, at, "var_prefill_length", False)
-        rank.sum_prefill_kv_tokens = unsigned_field(source, at, "sum_prefill_kv_tokens", U32_MAX, 0)
-        rank.num_decode_requests = unsigned_field(source, at, "num_decode_requests", U32_MAX, 0)
-        rank.sum_decode_kv_tokens = unsigned_field(source, at, "sum_decode_kv_tokens", U32_MAX, 0)
-        rank.var_decode_kv_tokens = real_field(source, at, "var_decode_kv_tokens", False)
-        extend = field_of(source, "extend_lengths")
-        past = field_of(source, "past_kv_lengths")
-        if extend is ABSENT:
-            extend = None
-        if past is ABSENT:
-            past = None
-        if extend is not None or past is not None:
-            self.read_lengths(extend, past, rank)
-        return 0
 
-    cdef int read_queued(self, object source, FpmRank* rank) except -1:
-        cdef str at = "queued_requests."
-        rank.queued_num_prefill_requests = unsigned_field(source, at, "num_prefill_requests", U32_MAX, 0)
-        rank.queued_sum_prefill_tokens = unsigned_field(source, at, "sum_prefill_tokens", U32_MAX, 0)
-        rank.queued_var_prefill_length = real_field(source, at, "var_prefill_length", False)
-        rank.queued_num_decode_requests = unsigned_field(source, at, "num_decode_requests", U32_MAX, 0)
-        rank.queued_sum_decode_kv_tokens = unsigned_field(source, at, "sum_decode_kv_tokens", U32_MAX, 0)
-        rank.queued_var_decode_kv_tokens = real_field(source, at, "var_decode_kv_tokens", False)
-        return 0
+cdef int read_rank(
+    object source, object decode_frame, bint any_wall_time, FpmRank* rank, LengthLists** lists
+) except -1:
+    # One rank from any of its forms. Per-request lists are added to `lists`, which the caller frees.
+    memset(rank, 0, sizeof(FpmRank))
+    if isinstance(source, bytes):
+        source = decode_frame(source)
+    elif not PyDict_Check(source) and field_of(source, "scheduled_requests") is ABSENT:
+        raise MetricsError(
+            "invalid FPM payload: expected a dict, an encoded frame or an object with the attributes of "
+            f"ForwardPassMetrics for a rank, found {type(source).__name__}"
+        )
+    worker_id = field_of(source, "worker_id")
+    if worker_id is not ABSENT and not isinstance(worker_id, str):
+        raise wrong_type("", "worker_id", "a string", worker_id)
+    rank.version = unsigned_field(source, "", "version", U32_MAX, 1)
+    rank.dp_rank = unsigned_field(source, "", "dp_rank", U32_MAX, 0)
+    rank.counter_id = unsigned_field(source, "", "counter_id", U64_MAX, 0)
+    rank.wall_time_s = real_field(source, "", "wall_time", any_wall_time)
+    rank.num_lengths = -1
+    scheduled = record_field(source, "scheduled_requests")
+    if scheduled is not ABSENT:
+        read_scheduled(scheduled, rank, lists)
+    queued = record_field(source, "queued_requests")
+    if queued is not ABSENT:
+        read_queued(queued, rank)
+    return 0
 
-    cdef int read_lengths(self, object extend, object past, FpmRank* rank) except -1:
-        cdef LengthLists* block
-        cdef Py_ssize_t i, num_extend, num_past
-        cdef str at = "scheduled_requests."
-        extend = list_of_lengths(extend, "extend_lengths")
-        past = list_of_lengths(past, "past_kv_lengths")
-        num_extend = len(extend)
-        num_past = len(past)
-        block = <LengthLists*>malloc(sizeof(LengthLists) + (num_extend + num_past) * sizeof(uint64_t))
-        if block == NULL:
-            raise MemoryError
-        block.next = self.lists
-        self.lists = block
-        for i in range(num_extend):
-            block.values[i] = to_unsigned(extend[i], at, f"extend_lengths[{i}]", U64_MAX)
-        for i in range(num_past):
-            block.values[num_extend + i] = to_unsigned(past[i], at, f"past_kv_lengths[{i}]", U64_MAX)
-        rank.extend_lengths = block.values
-        rank.past_kv_lengths = block.values + num_extend
-        rank.num_lengths = num_extend if num_extend == num_past else -2
-        return 0
+
+cdef int read_scheduled(object source, FpmRank* rank, LengthLists** lists) except -1:
+    cdef str at = "scheduled_requests."
+    rank.num_prefill_requests = unsigned_field(source, at, "num_prefill_requests", U32_MAX, 0)
+    rank.sum_prefill_tokens = unsigned_field(source, at, "sum_prefill_tokens", U32_MAX, 0)
+    rank.var_prefill_length = real_field(source, at, "var_prefill_length", False)
+    rank.sum_prefill_kv_tokens = unsigned_field(source, at, "sum_prefill_kv_tokens", U32_MAX, 0)
+    rank.num_decode_requests = unsigned_field(source, at, "num_decode_requests", U32_MAX, 0)
+    rank.sum_decode_kv_tokens = unsigned_field(source, at, "sum_decode_kv_tokens", U32_MAX, 0)
+    rank.var_decode_kv_tokens = real_field(source, at, "var_decode_kv_tokens", False)
+    extend = field_of(source, "extend_lengths")
+    past = field_of(source, "past_kv_lengths")
+    if (extend is not ABSENT and extend is not None) or (past is not ABSENT and past is not None):
+        read_lengths(extend, past, rank, lists)
+    return 0
+
+
+cdef int read_queued(object source, FpmRank* rank) except -1:
+    cdef str at = "queued_requests."
+    rank.queued_num_prefill_requests = unsigned_field(source, at, "num_prefill_requests", U32_MAX, 0)
+    rank.queued_sum_prefill_tokens = unsigned_field(source, at, "sum_prefill_tokens", U32_MAX, 0)
+    rank.queued_var_prefill_length = real_field(source, at, "var_prefill_length", False)
+    rank.queued_num_decode_requests = unsigned_field(source, at, "num_decode_requests", U32_MAX, 0)
+    rank.queued_sum_decode_kv_tokens = unsigned_field(source, at, "sum_decode_kv_tokens", U32_MAX, 0)
+    rank.queued_var_decode_kv_tokens = real_field(source, at, "var_decode_kv_tokens", False)
+    return 0
+
+
+cdef int read_lengths(object extend, object past, FpmRank* rank, LengthLists** lists) except -1:
+    cdef LengthLists* block
+    cdef Py_ssize_t i, num_extend, num_past
+    cdef str at = "scheduled_requests."
+    extend = list_of_lengths(extend, "extend_lengths")
+    past = list_of_lengths(past, "past_kv_lengths")
+    num_extend = len(extend)
+    num_past = len(past)
+    block = <LengthLists*>malloc(sizeof(LengthLists) + (num_extend + num_past) * sizeof(uint64_t))
+    if block == NULL:
+        raise MemoryError
+    block.next = lists[0]
+    lists[0] = block
+    for i in range(num_extend):
+        block.values[i] = to_unsigned(extend[i], at, f"extend_lengths[{i}]", U64_MAX)
+    for i in range(num_past):
+        block.values[num_extend + i] = to_unsigned(past[i], at, f"past_kv_lengths[{i}]", U64_MAX)
+    rank.extend_lengths = block.values
+    rank.past_kv_lengths = block.values + num_extend
+    rank.num_lengths = num_extend if num_extend == num_past else -2
+    return 0
+
+
+cdef void free_lists(LengthLists* lists) noexcept:
+    cdef LengthLists* block
+    while lists != NULL:
+        block = lists
+        lists = block.next
+        free(block)
 
 
 cdef object list_of_lengths(object value, str name):
-    if value is None:
+    if value is None or value is ABSENT:
         return ()
     if not isinstance(value, (list, tuple)):
         raise wrong_type("scheduled_requests.", name, "a list of integers", value)
@@ -296,18 +305,6 @@ cdef object list_of_lengths(object value, str name):
 cdef bint is_rank(object source):
     # One rank rather than a list of them.
     return not isinstance(source, (list, tuple))
-
-
-cdef Records read_iteration(object source, object decode_frame):
-    # The argument of an estimate: one rank, or the list of an iteration's ranks.
-    cdef Records records = Records()
-    if is_rank(source):
-        records.add_rank(source, decode_frame)
-    else:
-        for rank in source:
-            records.add_rank(rank, decode_frame)
-    records.end_iteration()
-    return records
 
 
 cdef Records read_iterations(object source, object decode_frame):

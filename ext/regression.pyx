@@ -3,7 +3,7 @@
 # decide between two answers it falls back to a batch fit of the rows themselves. The order of every sum is part
 # of the contract: it decides faces and active sets on nearly collinear data.
 
-from libc.math cimport NAN, fabs, isfinite, isnan, log1p, sqrt
+from libc.math cimport INFINITY, NAN, fabs, isfinite, isnan, log1p, sqrt
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memmove, memset
 
@@ -157,6 +157,8 @@ cdef class LinearStore:
 
     cdef int bind(self) except -1:
         self.sampler.bind(self.arrays)
+        self.row_capacity = len(self.arrays["order"])
+        self.error_capacity = len(self.arrays["errors"])
         self.features = <double*>cnp.PyArray_DATA(self.arrays["features"])
         self.target_ms = <double*>cnp.PyArray_DATA(self.arrays["target_ms"])
         self.mean = <double*>cnp.PyArray_DATA(self.arrays["mean"])
@@ -173,18 +175,17 @@ cdef class LinearStore:
     cdef int reserve(self, Py_ssize_t num_observations) except -1:
         # One row more than the store may keep, because an insert precedes the eviction.
         cdef int64_t limit = self.sampler.max_observations
-        cdef int64_t rows = len(self.arrays["order"])
-        cdef int64_t errors = len(self.arrays["errors"])
-        cdef int64_t needed_rows = min(self.sampler.total() + num_observations, limit) + 1
-        cdef int64_t needed_errors = min(self.clock[NUM_ERRORS] + num_observations, self.settings.window)
-        if rows < needed_rows or errors < needed_errors:
-            # Doubling keeps one-by-one tuning from copying the store at every call.
-            if rows < needed_rows:
-                rows = max(needed_rows, min(2 * rows, limit + 1))
-            if errors < needed_errors:
-                errors = max(needed_errors, min(2 * errors, self.settings.window))
-            self.arrays = self.layout.grow(self.arrays, rows=rows, errors=errors)
-            self.bind()
+        cdef int64_t rows = min(self.sampler.total() + num_observations, limit) + 1
+        cdef int64_t errors = min(self.clock[NUM_ERRORS] + num_observations, self.settings.window)
+        if rows <= self.row_capacity and errors <= self.error_capacity:
+            return 0
+        # Doubling keeps one-by-one tuning from copying the store at every call.
+        if rows > self.row_capacity:
+            rows = max(rows, min(2 * self.row_capacity, limit + 1))
+        if errors > self.error_capacity:
+            errors = max(errors, min(2 * self.error_capacity, self.settings.window))
+        self.arrays = self.layout.grow(self.arrays, rows=rows, errors=errors)
+        self.bind()
         return 0
 
     cdef LinearFit fit(self) noexcept nogil:
@@ -403,16 +404,16 @@ cdef class LinearStore:
             matrix[0] = count
             rhs[0] = count * mean_y
             for i in range(num_active):
-                if not face >> i & 1:
-                    continue
-                a = active[i]
-                members[terms] = a
-                rhs[terms] = self.scatter[a * size + axes] / best.scale[a]
-                for j in range(1, terms + 1):
-                    term = (self.scatter[a * size + members[j]] / best.scale[a]) / best.scale[members[j]]
-                    matrix[terms * LINEAR_SYSTEM + j] = term
-                    matrix[j * LINEAR_SYSTEM + terms] = term
-                terms += 1
+                if face >> i & 1:
+                    members[terms] = active[i]
+                    terms += 1
+            for i in range(1, terms):
+                a = members[i]
+                rhs[i] = self.scatter[a * size + axes] / best.scale[a]
+                for j in range(1, terms):  # dividing by one scale after the other is not symmetric in its last bit
+                    matrix[i * LINEAR_SYSTEM + j] = (
+                        (self.scatter[a * size + members[j]] / best.scale[a]) / best.scale[members[j]]
+                    )
             if not solve_or_ridge(matrix, rhs, terms, self.settings.singular_ridge_scale, solution):
                 return AMBIGUOUS
             if not all_finite(solution, terms):
@@ -506,7 +507,7 @@ cdef class LinearStore:
         cdef int active[MAX_FIT_AXES]
         cdef int members[LINEAR_SYSTEM]
         cdef int num_active = 0, a, i, j, face, first_face, num_faces, terms
-        cdef double difference, threshold, sse, slopes, residual, best_sse = NAN
+        cdef double difference, threshold, sse, slopes, residual, best_sse = INFINITY
         cdef bint infeasible
         if n < self.settings.min_observations or n == 0:
             return UNFIT
@@ -569,10 +570,10 @@ cdef class LinearStore:
                     slopes += solution[i] * ((x[a] - best.mean[a]) / best.scale[a])
                 residual = (solution[0] + slopes) - self.target_ms[slot]
                 sse += residual * residual
-            if isnan(best_sse) or sse < best_sse:
+            if sse < best_sse:
                 best_sse = sse
                 take_solution(best, solution, members, terms)
-        if isnan(best_sse):
+        if best_sse == INFINITY:
             return UNFIT
         return judge_candidate(best, num_active, n, self.settings.non_negative)
 
@@ -614,7 +615,7 @@ cdef class LinearView(ServingView):
         fault = project(&self.spec, ranks, num_ranks, features)
         if fault != FAULT_NONE:
             return fault
-        raw_ms = predict(&self.fits[kind], features, self.num_fit_axes)
+        raw_ms = predict(&self.fits[kind], features, self.spec.num_axes)
         latency_ms[0] = max(raw_ms, 1e-6) if isfinite(raw_ms) else NAN
         return FAULT_NONE
 
@@ -631,7 +632,7 @@ cdef class LinearRegression(Estimator):
 
     def __init__(self, str role, tuple weights, tuple axes, int num_fit_axes, new_store):
         self.spec = make_feature_spec(role, weights, axes)
-        self.num_fit_axes = num_fit_axes
+        self.fit_spec = make_feature_spec(role, weights, axes[:num_fit_axes])
         if role != "prefill":
             self.pure_decode = new_store()
         if role != "decode":
@@ -650,32 +651,37 @@ cdef class LinearRegression(Estimator):
         return {kind: store for kind, store in pairs if store is not None}
 
     cdef int reserve(self, Py_ssize_t num_iterations) except -1:
-        cdef LinearStore store
-        for store in self.stores().values():
-            store.reserve(num_iterations)
+        if self.pure_decode is not None:
+            self.pure_decode.reserve(num_iterations)
+        if self.contains_locally_mixed is not None:
+            self.contains_locally_mixed.reserve(num_iterations)
+            self.cross_rank_aggregated.reserve(num_iterations)
+        if self.pure_prefill is not None:
+            self.pure_prefill.reserve(num_iterations)
         return 0
 
-    cdef int extract(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
-        cdef int fault = check_role(self.spec.role, ranks, num_ranks)
+    cdef int classify(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
         kind[0] = workload_kind(ranks, num_ranks)
-        if fault != FAULT_NONE or kind[0] == KIND_IDLE:
-            return fault
-        return project(&self.spec, ranks, num_ranks, self.projected)
+        return check_role(self.spec.role, ranks, num_ranks)
 
-    cdef void learn(self, int kind, double target_ms) noexcept nogil:
+    cdef int learn(self, const FpmRank* ranks, Py_ssize_t num_ranks, int kind, double target_ms) noexcept nogil:
+        cdef double projected[MAX_AXES]
+        cdef int fault = project(&self.spec, ranks, num_ranks, projected)
+        if fault != FAULT_NONE:
+            return fault
         if kind == KIND_PURE_DECODE:
-            self.pure_decode.learn(self.projected, target_ms)
+            self.pure_decode.learn(projected, target_ms)
         elif kind == KIND_CONTAINS_LOCALLY_MIXED:
-            self.contains_locally_mixed.learn(self.projected, target_ms)
+            self.contains_locally_mixed.learn(projected, target_ms)
         elif kind == KIND_CROSS_RANK_AGGREGATED:
-            self.cross_rank_aggregated.learn(self.projected, target_ms)
+            self.cross_rank_aggregated.learn(projected, target_ms)
         else:
-            self.pure_prefill.learn(self.projected, target_ms)
+            self.pure_prefill.learn(projected, target_ms)
+        return FAULT_NONE
 
     cdef int publish(self) except -1:
         cdef LinearView view = LinearView.__new__(LinearView)
-        view.spec = self.spec
-        view.num_fit_axes = self.num_fit_axes
+        view.spec = self.fit_spec
         publish_store(view, KIND_PURE_DECODE, self.pure_decode)
         publish_store(view, KIND_CONTAINS_LOCALLY_MIXED, self.contains_locally_mixed)
         publish_store(view, KIND_CROSS_RANK_AGGREGATED, self.cross_rank_aggregated)
@@ -690,3 +696,5 @@ cdef void publish_store(LinearView view, int kind, LinearStore store):
         return
     view.fits[kind] = store.fit()
     view.totals[kind] = store.sampler.total()
+    view.ready |= view.fits[kind].ready
+    view.retained_observations += view.totals[kind]

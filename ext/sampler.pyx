@@ -34,6 +34,29 @@ cdef int64_t bin_of(double value, double low, double high, int64_t bins) noexcep
     return <int64_t>position if position > 0.0 else 0
 
 
+cdef int64_t cell_of(
+    int num_axes, const double* coordinates, const double* low, const double* high, const int64_t* bins
+) noexcept nogil:
+    # Row-major over the axes, so that ascending keys are in lexicographic order.
+    cdef int64_t key = 0
+    cdef int i
+    for i in range(num_axes):
+        key = key * bins[i] + bin_of(coordinates[i], low[i], high[i], bins[i])
+    return key
+
+
+cdef int64_t find_key(const int64_t* keys, int64_t count, int64_t key) noexcept nogil:
+    # Position of the first of the ascending keys that is not smaller.
+    cdef int64_t low = 0, high = count, middle
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 cdef class BucketSampler:
     """Bucketed retention of rows, over arrays that the store owns."""
 
@@ -67,25 +90,7 @@ cdef class BucketSampler:
         return self.extent[TOTAL]
 
     cdef int64_t bucket_of(self, const double* coordinates) noexcept nogil:
-        # Row-major over the axes, so that ascending keys are in lexicographic order.
-        cdef int64_t key = 0
-        cdef int i
-        for i in range(self.num_axes):
-            key = key * self.bins[i] + bin_of(
-                coordinates[i], self.axis_min[i], self.axis_max[i], self.bins[i]
-            )
-        return key
-
-    cdef int64_t find_bucket(self, int64_t key) noexcept nogil:
-        # Position of the first occupied bucket whose key is not smaller.
-        cdef int64_t low = 0, high = self.extent[NUM_BUCKETS], middle
-        while low < high:
-            middle = (low + high) // 2
-            if self.bucket_key[middle] < key:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return cell_of(self.num_axes, coordinates, self.axis_min, self.axis_max, self.bins)
 
     cdef int32_t insert(self, const double* coordinates, int32_t* evicted) noexcept nogil:
         # Returns the slot of the new row, or -1 when it is refused. `evicted` is the slot that left, or -1; its
@@ -122,7 +127,7 @@ cdef class BucketSampler:
 
     cdef void append(self, int32_t slot, int64_t key) noexcept nogil:
         cdef int64_t buckets = self.extent[NUM_BUCKETS], total = self.extent[TOTAL]
-        cdef int64_t b = self.find_bucket(key), position, i
+        cdef int64_t b = find_key(self.bucket_key, buckets, key), position, i
         if b == buckets or self.bucket_key[b] != key:
             memmove(&self.bucket_key[b + 1], &self.bucket_key[b], (buckets - b) * sizeof(int64_t))
             memmove(&self.bucket_start[b + 1], &self.bucket_start[b], (buckets + 1 - b) * sizeof(int32_t))

@@ -19,6 +19,6 @@ cdef class Estimator:
     cdef int64_t skipped[NUM_SKIPS]
 
     cdef int reserve(self, Py_ssize_t num_iterations) except -1
-    cdef int extract(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil
-    cdef void learn(self, int kind, double target_ms) noexcept nogil
+    cdef int classify(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil
+    cdef int learn(self, const FpmRank* ranks, Py_ssize_t num_ranks, int kind, double target_ms) noexcept nogil
     cdef int publish(self) except -1

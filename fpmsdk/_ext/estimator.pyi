@@ -1,2 +1,18 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpmsdk._ext.frames import Columns, IterationSource
+
 class ServingView:
-    """A frozen estimator, priced with from compiled code."""
+    def estimate_iteration(self, metrics: Any, decode_frame: Callable[[bytes], Any]) -> float | None: ...
+    def estimate_columns(self, source: Columns) -> NDArray[np.float64]: ...
+
+class Estimator:
+    @property
+    def serving(self) -> ServingView: ...
+    def tune(self, iterations: Any, decode_frame: Callable[[bytes], Any]) -> None: ...
+    def learn_from(self, source: IterationSource) -> None: ...
+    def skipped_iterations(self) -> dict[str, int]: ...

@@ -31,9 +31,6 @@ cdef class Records(IterationSource):
 
     cdef int add_rank(self, object source, object decode_frame) except -1
     cdef int end_iteration(self) except -1
-    cdef int read_scheduled(self, object source, FpmRank* rank) except -1
-    cdef int read_queued(self, object source, FpmRank* rank) except -1
-    cdef int read_lengths(self, object extend, object past, FpmRank* rank) except -1
 
 
 cdef class Columns(IterationSource):
@@ -47,6 +44,10 @@ cdef class Columns(IterationSource):
     cdef const int64_t* iteration_offsets
 
 
-cdef Records read_iteration(object source, object decode_frame)
+cdef bint is_rank(object source)
+cdef int read_rank(
+    object source, object decode_frame, bint any_wall_time, FpmRank* rank, LengthLists** lists
+) except -1
+cdef void free_lists(LengthLists* lists) noexcept
 cdef Records read_iterations(object source, object decode_frame)
 cdef FpmRank* new_scratch(IterationSource source) except NULL

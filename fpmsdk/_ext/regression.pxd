@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
-from fpmsdk._ext.features cimport MAX_AXES, NUM_KINDS, FeatureSpec
+from fpmsdk._ext.features cimport NUM_KINDS, FeatureSpec
 from fpmsdk._ext.sampler cimport BucketSampler
 
 cdef enum:
@@ -40,6 +40,7 @@ cdef class LinearStore:
     cdef object layout
     cdef int num_sampling_axes
     cdef int sampling_axis[MAX_FIT_AXES]  # position of each sampling axis among the projected features
+    cdef int64_t row_capacity, error_capacity
     # State, owned by `arrays`.
     cdef double* features                # [rows, num_axes]
     cdef double* target_ms               # [rows]
@@ -73,16 +74,16 @@ cdef class LinearStore:
 
 
 cdef class LinearView(ServingView):
-    cdef FeatureSpec spec
-    cdef int num_fit_axes
+    cdef FeatureSpec spec                # the fit axes: a prediction needs no sampling axis
     cdef LinearFit fits[NUM_KINDS]
     cdef int64_t totals[NUM_KINDS]       # retained observations; -1: the worker type has no such store
+    cdef readonly bint ready             # some store has a usable fit
+    cdef readonly int64_t retained_observations
 
 
 cdef class LinearRegression(Estimator):
-    cdef FeatureSpec spec
-    cdef int num_fit_axes
-    cdef double projected[MAX_AXES]
+    cdef FeatureSpec spec                # fit axes, then the sampling axes that are not among them
+    cdef FeatureSpec fit_spec
     # None where the worker type has no such store.
     cdef readonly LinearStore pure_decode
     cdef readonly LinearStore contains_locally_mixed

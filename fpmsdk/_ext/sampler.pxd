@@ -9,6 +9,12 @@ cdef struct KeyedSlot:
     int32_t slot
 
 
+cdef int64_t cell_of(
+    int num_axes, const double* coordinates, const double* low, const double* high, const int64_t* bins
+) noexcept nogil
+cdef int64_t find_key(const int64_t* keys, int64_t count, int64_t key) noexcept nogil
+
+
 cdef class BucketSampler:
     cdef int num_axes
     cdef int64_t max_observations
@@ -29,7 +35,6 @@ cdef class BucketSampler:
     cdef int64_t total(self) noexcept nogil
     cdef int32_t insert(self, const double* coordinates, int32_t* evicted) noexcept nogil
     cdef int64_t bucket_of(self, const double* coordinates) noexcept nogil
-    cdef int64_t find_bucket(self, int64_t key) noexcept nogil
     cdef void append(self, int32_t slot, int64_t key) noexcept nogil
     cdef int32_t evict(self) noexcept nogil
     cdef void rebucket(self) noexcept nogil

@@ -198,16 +198,15 @@ def contextual_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """
     if config["estimation_mode"] != "fpm_learned":
         return {}
-    adaptation = config["estimator_config"]["fpm_learned"]["adaptation"]
-    if adaptation == "online":
-        return {"correction": {"enabled": False}}
-    if adaptation == "causal_selector":
-        return {
-            "fpm_learned": {
-                "recent_window": 8,
-                "history_weight": 0.25,
-                "history_weight_ramp_observations": 8,
-                "update_every": 4,
-            }
+    written = config["estimator_config"]["fpm_learned"]
+    controls: dict[str, Any] = {}
+    if written["adaptation"] == "causal_selector":
+        controls = {
+            "recent_window": 8,
+            "history_weight": 0.25,
+            "history_weight_ramp_observations": 8,
+            "update_every": 4,
         }
-    return {}
+    if written["history_weight"] is None:
+        controls["history_weight_ramp_observations"] = 0
+    return {"fpm_learned": controls, "correction": {"enabled": written["adaptation"] != "online"}}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from fpmsdk.config.estimator import U32, USIZE
+from fpmsdk.config.estimator import ESTIMATOR_CONFIG, U32, USIZE
 from fpmsdk.config.fields import BACKEND, CONFIG, DATABASE_MODE, OPTIONAL_TEXT, OPTIONAL_U32, WORKER_TYPE
 from fpmsdk.config.parse import parse_document
 from fpmsdk.config.request import name_weights
@@ -25,7 +25,7 @@ from fpmsdk.config.schema import (
     Text,
     Weight,
 )
-from fpmsdk.config.validate import validate
+from fpmsdk.config.validate import validate, validate_estimator
 from fpmsdk.errors import ConfigError
 
 
@@ -131,8 +131,10 @@ def migrate_legacy_config(
     Parameters and errors as `ForwardPassPerfModelConfig.from_legacy_engine_config`.
     """
     engine = _read(RECORD, record, "")
-    mode = _estimation_mode(engine)
+    _check_parquet(engine)
     tuning = OPTIONS.read({}) if options is None else _read_options(options)
+    estimator = _estimator_document(tuning, engine["fpm_parquet_path"])
+    validate_estimator(ESTIMATOR_CONFIG.read(estimator))
     try:
         role = WORKER_TYPE.read(worker_type, "")
     except SchemaFault as fault:
@@ -140,9 +142,9 @@ def migrate_legacy_config(
     document = {
         **_engine_document(engine),
         "worker_type": role,
-        "estimation_mode": mode,
+        "estimation_mode": _estimation_mode(engine["forward_model"]),
         "fallback_policy": "regression" if allow_regression else "deny",
-        "estimator_config": _estimator_document(tuning, engine["fpm_parquet_path"]),
+        "estimator_config": estimator,
     }
     canonical = parse_document(document)
     validate(canonical)
@@ -161,14 +163,17 @@ def _read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return _read(OPTIONS, written, "invalid engine config: invalid legacy options: ")
 
 
-def _estimation_mode(engine: Mapping[str, Any]) -> str:
-    forward_model, parquet = engine["forward_model"], engine["fpm_parquet_path"]
+def _check_parquet(engine: Mapping[str, Any]) -> None:
+    parquet = engine["fpm_parquet_path"]
     if parquet == "":
         raise ConfigError("invalid engine config: fpm_parquet_path must not be empty", "fpm_parquet_path")
-    if parquet is not None and forward_model != "fpm":
+    if parquet is not None and engine["forward_model"] != "fpm":
         raise ConfigError(
             "invalid engine config: fpm_parquet_path needs forward_model fpm", "fpm_parquet_path"
         )
+
+
+def _estimation_mode(forward_model: str | None) -> str:
     if forward_model not in (None, "op_level", "fpm"):
         raise ConfigError(
             f"unknown legacy forward_model {forward_model!r}, expected op_level or fpm", "forward_model"

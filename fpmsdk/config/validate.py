@@ -29,9 +29,10 @@ def validate(config: dict[str, Any]) -> None:
     Source: fpm-model.md sections 3.1 and 3.2.
     """
     estimator = config["estimator_config"]
+    _execution_profile(config, estimator)
     _selector(config, estimator)
     _learned_gates(config, estimator)
-    _state_snapshot(config, estimator)
+    _state_snapshot(config, estimator["state_snapshot"])
     _coverage(config, estimator["fpm_interpolation"])
     _identity(config)
     _topology(config, estimator["fpm_interpolation"])
@@ -40,7 +41,19 @@ def validate(config: dict[str, Any]) -> None:
     _speculation(config)
     _precision(config)
     _data_sources(config)
+    validate_estimator(estimator)
+    _speculation_scheme(config)
+    _profile(config, estimator["fpm_interpolation"])
+
+
+def validate_estimator(estimator: dict[str, Any]) -> None:
+    """Check the rules inside `estimator_config`, which hold for every estimation mode.
+
+    Parameters: `estimator`, the stored form of `estimator.ESTIMATOR_CONFIG`.
+    Raises: `ConfigError` for the first rule that does not hold.
+    """
     _learned_controls(estimator["fpm_learned"])
+    _selector_ranges(estimator["selector"])
     _regression(estimator["fpm_regression"])
     _require(
         estimator["fpm_interpolation"]["fpm_parquet_path"] != "",
@@ -50,8 +63,6 @@ def validate(config: dict[str, Any]) -> None:
     _ridge(estimator["fpm_regression"])
     _correction(estimator["correction"])
     _observation_counts(estimator["fpm_regression"], "estimator_config.fpm_regression")
-    _execution_profile(config, estimator)
-    _speculation_scheme(config)
 
 
 def _require(holds: bool, reason: str, path: str = "") -> None:
@@ -62,16 +73,23 @@ def _require(holds: bool, reason: str, path: str = "") -> None:
 
 
 def _selector(config: dict[str, Any], estimator: dict[str, Any]) -> None:
-    selector = estimator["selector"]
-    path = "estimator_config.selector"
-    learned = estimator["fpm_learned"]
-    if selector == SELECTOR.read({}):
-        return
     _require(
-        config["estimation_mode"] == "fpm_learned" and learned["adaptation"] == "causal_selector",
+        estimator["selector"] == SELECTOR.read({})
+        or (
+            config["estimation_mode"] == "fpm_learned"
+            and estimator["fpm_learned"]["adaptation"] == "causal_selector"
+        ),
         "needs a model of estimation_mode fpm_learned with adaptation causal_selector",
-        path,
+        "estimator_config.selector",
     )
+
+
+def _selector_ranges(selector: dict[str, Any]) -> None:
+    path = "estimator_config.selector"
+    _require(0 < selector["alpha"] <= 1, "alpha must be in (0, 1]", path)
+    _require(0 <= selector["margin"] < 1, "margin must be in [0, 1)", path)
+    for name in ("warmup", "persistence"):
+        _require(selector[name] >= 1, f"{name} must be positive", path)
 
 
 def _learned_gates(config: dict[str, Any], estimator: dict[str, Any]) -> None:
@@ -82,38 +100,28 @@ def _learned_gates(config: dict[str, Any], estimator: dict[str, Any]) -> None:
         _require(not sources, "artifact_path and checkpoint_path need estimation_mode fpm_learned")
         return
     _require(config["fallback_policy"] == "deny", "estimation_mode fpm_learned needs fallback_policy deny")
-    _require(
-        config["nextn"] == 0 and config["speculation"] is None,
-        "estimation_mode fpm_learned takes neither nextn nor speculation",
-    )
     _require(len(sources) == 1, "fpm_learned needs exactly one of artifact_path and checkpoint_path")
     adaptation = learned["adaptation"]
-    if adaptation == "frozen":
-        return
     _require(
-        learned["checkpoint_path"] is not None,
+        adaptation == "frozen" or learned["checkpoint_path"] is not None,
         f"fpm_learned adaptation {adaptation} needs checkpoint_path, the training checkpoint",
     )
-    if adaptation == "online":
-        _require(
-            not correction["enabled"],
-            "fpm_learned adaptation online needs estimator_config.correction.enabled false",
-        )
-        return
     _require(
-        correction["enabled"] and correction["mode"] in ("auto", "hybrid"),
+        adaptation != "online" or not correction["enabled"],
+        "fpm_learned adaptation online needs estimator_config.correction.enabled false",
+    )
+    _require(
+        adaptation != "causal_selector"
+        or (correction["enabled"] and correction["mode"] in ("auto", "hybrid")),
         "fpm_learned adaptation causal_selector needs correction enabled, in mode auto or hybrid",
     )
-    selector = estimator["selector"]
-    path = "estimator_config.selector"
-    _require(0 < selector["alpha"] <= 1, "alpha must be in (0, 1]", path)
-    _require(0 <= selector["margin"] < 1, "margin must be in [0, 1)", path)
-    _require(selector["warmup"] >= 1, "warmup must be positive", path)
-    _require(selector["persistence"] >= 1, "persistence must be positive", path)
+    _require(
+        config["nextn"] == 0 and not _speculates(config),
+        "estimation_mode fpm_learned takes neither nextn nor speculation",
+    )
 
 
-def _state_snapshot(config: dict[str, Any], estimator: dict[str, Any]) -> None:
-    snapshot = estimator["state_snapshot"]
+def _state_snapshot(config: dict[str, Any], snapshot: dict[str, Any] | None) -> None:
     if snapshot is None:
         return
     path = "estimator_config.state_snapshot"
@@ -200,18 +208,18 @@ def _interpolation_exclusions(config: dict[str, Any]) -> None:
 def _speculation(config: dict[str, Any]) -> None:
     nextn, speculation = config["nextn"], config["speculation"]
     _require(nextn <= MAX_NEXTN, f"nextn must be in 0..={MAX_NEXTN}")
+    _require(nextn == 0 or speculation is None, "speculation cannot be combined with nextn")
     _require(
         nextn == 0 or config["estimation_mode"] != "fpm_interpolation",
         "estimation_mode fpm_interpolation takes no nextn",
     )
     if speculation is None:
         return
-    _require(nextn == 0, "speculation cannot be combined with nextn")
     params = speculation["params"]
+    _require(speculation["kind"].strip() != "", "speculation kind must not be blank")
     if speculation["kind"] == "none":
         _require(not params, "speculation of kind none takes no params")
     if speculation["kind"] == "ngram":
-        _require(config["backend"] == "vllm", "speculation of kind ngram needs backend vllm")
         _require(
             set(params) == {"num_speculative_tokens"}, "ngram params must be exactly num_speculative_tokens"
         )
@@ -220,6 +228,11 @@ def _speculation(config: dict[str, Any]) -> None:
             isinstance(tokens, int) and not isinstance(tokens, bool) and 1 <= tokens <= MAX_NEXTN,
             f"ngram num_speculative_tokens must be an integer in 1..={MAX_NEXTN}",
         )
+        _require(config["backend"] == "vllm", "speculation of kind ngram needs backend vllm")
+
+
+def _speculates(config: dict[str, Any]) -> bool:
+    return config["speculation"] is not None and config["speculation"]["kind"] != "none"
 
 
 def _speculation_scheme(config: dict[str, Any]) -> None:
@@ -262,37 +275,35 @@ def _data_sources(config: dict[str, Any]) -> None:
 
 def _learned_controls(learned: dict[str, Any]) -> None:
     path = "estimator_config.fpm_learned"
-    digest = learned["source_sha256"]
-    for name in ("artifact_path", "checkpoint_path"):
-        _require(learned[name] != "", f"{name} must not be empty", path)
-    _require(
-        digest is None or re.fullmatch("[0-9a-fA-F]{64}", digest) is not None,
-        "source_sha256 must be 64 hexadecimal digits",
-        path,
-    )
-    for name in (
-        "recent_window",
-        "mutable_tree_tail",
-        "recent_max_age_observations",
-        "update_every",
-        "eager_refresh_interval",
-    ):
-        _require(learned[name] != 0, f"{name} must be positive", path)
-    weight, step = learned["history_weight"], learned["update_step"]
+    weight, step, digest = learned["history_weight"], learned["update_step"], learned["source_sha256"]
+
+    def positive(*names: str) -> None:
+        for name in names:
+            _require(learned[name] != 0, f"{name} must be positive", path)
+
     _require(weight is None or 0 <= weight <= 1, "history_weight must be null or in [0, 1]", path)
     _require(
         weight is not None or learned["history_weight_ramp_observations"] == 0,
         "history_weight null needs history_weight_ramp_observations 0",
         path,
     )
+    positive("mutable_tree_tail", "recent_max_age_observations")
     _require(0 < step <= 1, "update_step must be in (0, 1]", path)
     _require(
         step == 1 or learned["update_mode"] == "leaf_only",
         "update_step below 1 needs update_mode leaf_only",
         path,
     )
+    positive("recent_window", "update_every", "eager_refresh_interval")
     _require(0 < learned["split_sampling_rate"] <= 1, "split_sampling_rate must be in (0, 1]", path)
     _require(0 <= learned["split_rank_tolerance"] <= 1, "split_rank_tolerance must be in [0, 1]", path)
+    _require(
+        digest is None or re.fullmatch("[0-9a-fA-F]{64}", digest) is not None,
+        "source_sha256 must be 64 hexadecimal digits",
+        path,
+    )
+    for name in ("artifact_path", "checkpoint_path"):
+        _require(learned[name] != "", f"{name} must not be empty", path)
 
 
 def _regression(regression: dict[str, Any]) -> None:
@@ -366,26 +377,42 @@ def _ridge(regression: dict[str, Any]) -> None:
 def _correction(correction: dict[str, Any]) -> None:
     path = "estimator_config.correction"
     sampling, bounds = correction["sampling"], correction["factor_bounds"]
+    low, high = bounds["min"], bounds["max"]
+    _require(sampling["max_observations"] >= 1, "sampling.max_observations must be positive", path)
+    _require(correction["min_observations"] >= 1, "min_observations must be positive", path)
+    _require(low is None or 0 < low <= 1, "factor_bounds.min must be null or in (0, 1]", path)
+    _require(high is None or high >= 1, "factor_bounds.max must be null or at least 1", path)
+    for name in ("max_num_tokens", "max_batch_size", "max_kv_tokens"):
+        _require(correction[name] >= 1, f"{name} must be positive", path)
+    _observation_counts(correction, path)
     _require(
         min(sampling["bins_per_axis"]) > 0 and math.prod(sampling["bins_per_axis"]) <= MAX_CELLS,
         f"sampling.bins_per_axis must be positive, with a product of at most {MAX_CELLS}",
         path,
     )
-    _require(sampling["max_observations"] >= 1, "sampling.max_observations must be positive", path)
-    _observation_counts(correction, path)
-    low, high = bounds["min"], bounds["max"]
-    _require(low is None or 0 < low <= 1, "factor_bounds.min must be null or in (0, 1]", path)
-    _require(high is None or high >= 1, "factor_bounds.max must be null or at least 1", path)
-    for name in ("max_num_tokens", "max_batch_size", "max_kv_tokens"):
-        _require(correction[name] >= 1, f"{name} must be positive", path)
 
 
 def _observation_counts(section: dict[str, Any], path: str) -> None:
+    _require(section["min_observations"] >= 1, "min_observations must be positive", path)
     _require(
-        1 <= section["min_observations"] <= section["sampling"]["max_observations"],
-        "min_observations must be in 1..=max_observations",
+        section["min_observations"] <= section["sampling"]["max_observations"],
+        "min_observations must not exceed max_observations",
         path,
     )
+
+
+def _profile(config: dict[str, Any], interpolation: dict[str, Any]) -> None:
+    if config["fpm_profile"] is None:
+        return
+    for name in ("text_only", "unrecorded_quant_modes"):
+        _require(not interpolation[name], f"fpm_profile cannot be combined with {name}")
+    _require(config["dcp"] is None, "fpm_profile cannot be combined with dcp")
+    version = config["backend_version"]
+    literal = f"fpm_profile needs a literal backend_version, found {version!r}"
+    _require(version is not None, literal)
+    _require(config["nextn"] == 0, "fpm_profile cannot be combined with nextn")
+    _require(not _speculates(config), "fpm_profile cannot be combined with speculation")
+    _require(version not in UNPINNED_VERSIONS, literal)
 
 
 def _execution_profile(config: dict[str, Any], estimator: dict[str, Any]) -> None:
@@ -393,19 +420,33 @@ def _execution_profile(config: dict[str, Any], estimator: dict[str, Any]) -> Non
     if profile is None:
         return
     path = "estimator_config.op_level.execution_profile"
-    _require(config["estimation_mode"] == "op_level", "needs estimation_mode op_level", path)
-    _require(config["database_mode"] == "SILICON", "needs database_mode SILICON", path)
-    _require(config["fallback_policy"] == "deny", "needs fallback_policy deny", path)
-    _require(config["enable_shared_layer"] is False, "needs enable_shared_layer false", path)
+    accepted: dict[str, tuple[Any, ...]] = {
+        "estimation_mode": ("op_level",),
+        "database_mode": ("SILICON",),
+        "fallback_policy": ("deny",),
+        "enable_shared_layer": (False,),
+        "decoder_replay": (False,),
+        "worker_type": ("prefill", "decode"),
+        "pp": (1,),
+        "attention_dp": (1,),
+        "cp_size": (1, None),
+        "dcp": (1, None),
+        "nextn": (0,),
+        "speculation": (None,),
+        "encoder_parallel": (None,),
+        "fpm_profile": (None,),
+    }
+    for name, values in accepted.items():
+        _require(
+            config[name] in values,
+            f"needs {name} {' or '.join(map(str, values))}, found {config[name]!r}",
+            path,
+        )
     _require(not estimator["correction"]["enabled"], "needs estimator_config.correction.enabled false", path)
-    _require(config["worker_type"] in ("prefill", "decode"), "needs worker_type prefill or decode", path)
-    for name in ("pp", "attention_dp", "cp_size", "dcp"):
-        _require(config[name] in (None, 1), f"needs {name} 1", path)
+    version = config["backend_version"]
     _require(
-        config["nextn"] == 0 and config["speculation"] is None, "takes neither nextn nor speculation", path
+        version not in (None, "next", "latest"), f"needs a literal backend_version, found {version!r}", path
     )
-    _require(config["encoder_parallel"] is None, "takes no encoder_parallel", path)
-    _require(config["backend_version"] is not None, "needs a backend_version", path)
     _require(Path(profile["path"]).is_absolute(), "must be absolute", f"{path}.path")
     _require(_is_sha256(profile["sha256"]), "must be 64 lower-case hexadecimal digits", f"{path}.sha256")
 

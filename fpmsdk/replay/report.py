@@ -43,8 +43,8 @@ _RECORD_KEYS = {
     "output_length": "output_tokens",
     "reused_input_tokens": "reused_tokens",
     "first_admission_reused_input_tokens": "first_reused_tokens",
-    "admission_count": "admissions",
-    "preemption_count": "preemptions",
+    "admission_count": "num_admissions",
+    "preemption_count": "num_preemptions",
     "decode_worker_idx": "worker",
     "terminal_status": "status",
     "rejection_reason": "rejection_reason",
@@ -58,11 +58,12 @@ class ReplayReport:
     ----------
     requests: an array of length n per column: `request_id`, `session_id`, `rejection_reason` (str or
         None), `status` (str; `completed`, `rejected` or `unfinished`), `turn_index`, `prompt_tokens`,
-        `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `admissions`,
-        `preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
+        `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `num_admissions`,
+        `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
         `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived.
-    passes: one array per column of `passes`, among them `sum_prefill_tokens`.
+    passes: an array per column, one entry per pass; empty when passes were not recorded.
     gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
+    committed_prefill_tokens: tokens scheduled for prefill; None when passes were not recorded.
     clock_ms: simulated time at which the replay ended.
     wall_time_ms: real time that it took.
     num_workers, gpus_per_worker: what ran from the first to the last simulated moment.
@@ -83,6 +84,7 @@ class ReplayReport:
         passes: Columns,
         gap_ms: NDArray[np.float64],
         gap_count: NDArray[np.int64],
+        committed_prefill_tokens: int | None,
         clock_ms: float,
         wall_time_ms: float,
         num_workers: int = 1,
@@ -113,6 +115,8 @@ class ReplayReport:
             **self._volume(clock_ms, wall_time_ms, num_workers, gpus_per_worker),
             **(self._goodput(sla) if sla is not None else {}),
             **self._distributions(gap_ms, gap_count),
+            "kv_eviction_policy": "lru",
+            "committed_prefill_tokens": committed_prefill_tokens,
         }
 
     @cached_property
@@ -214,8 +218,6 @@ class ReplayReport:
             "processed_output_tokens_per_s": outputs / wall_seconds,
             "prefix_cache_reused_ratio": int(done["reused_tokens"].sum()) / inputs,
             "first_admission_prefix_cache_reused_ratio": int(done["first_reused_tokens"].sum()) / inputs,
-            "kv_eviction_policy": "lru",
-            "committed_prefill_tokens": int(self.pass_columns["sum_prefill_tokens"].sum()),
         }
 
     def _goodput(self, sla: Sla) -> dict[str, Any]:

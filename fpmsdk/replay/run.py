@@ -85,7 +85,9 @@ def replay_trace(
     >>> replay_trace(trace, launch=launch).summary["mean_ttft_ms"]
     13.0
     """
-    resolved = launch if isinstance(launch, EngineLaunchConfig) else EngineLaunchConfig.from_mapping(launch or {})
+    resolved = (
+        launch if isinstance(launch, EngineLaunchConfig) else EngineLaunchConfig.from_mapping(launch or {})
+    )
     _check_simulated(resolved.engine)
     _check_options(locals())
     pricer = PassPricer(
@@ -121,7 +123,9 @@ def replay_trace(
             scheduling_policy=scheduling_policy,
             keys=keys,
             # The cadence keeps the ranks of a group in step; a lone rank has nobody to wait for.
-            prefill_schedule_interval=resolved.engine.prefill_schedule_interval if resolved.dp_size > 1 else 1,
+            prefill_schedule_interval=resolved.engine.prefill_schedule_interval
+            if resolved.dp_size > 1
+            else 1,
             long_prefill_token_threshold=long_prefill_token_threshold,
             long_prefill_token_threshold_adaptive=long_prefill_token_threshold_adaptive,
             vllm_version=_version(vllm_version),
@@ -152,6 +156,7 @@ def replay_trace(
         passes={name: np.ascontiguousarray(passes[name]) for name in passes.dtype.names},
         gap_ms=np.ascontiguousarray(gaps["gap_ms"]),
         gap_count=np.ascontiguousarray(gaps["count"]),
+        committed_prefill_tokens=int(passes["sum_prefill_tokens"].sum()) if record_passes else None,
         clock_ms=replay.now_ms,
         wall_time_ms=wall_time_ms,
         num_workers=num_workers,
@@ -231,11 +236,17 @@ def _check_options(options: Mapping[str, Any]) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
             raise ConfigError(f"{name} is {value!r}; give an integer of at least {lowest}", name)
-    ratio, cutoff, watermark = (options[name] for name in ("arrival_speedup_ratio", "max_sim_time_ms", "watermark"))
+    ratio, cutoff, watermark = (
+        options[name] for name in ("arrival_speedup_ratio", "max_sim_time_ms", "watermark")
+    )
     if not (math.isfinite(ratio) and ratio > 0):
-        raise ConfigError(f"arrival_speedup_ratio is {ratio}; give a finite number above 0", "arrival_speedup_ratio")
+        raise ConfigError(
+            f"arrival_speedup_ratio is {ratio}; give a finite number above 0", "arrival_speedup_ratio"
+        )
     if cutoff is not None and not (math.isfinite(cutoff) and cutoff >= 0):
-        raise ConfigError(f"max_sim_time_ms is {cutoff}; give finite milliseconds of at least 0", "max_sim_time_ms")
+        raise ConfigError(
+            f"max_sim_time_ms is {cutoff}; give finite milliseconds of at least 0", "max_sim_time_ms"
+        )
     if not 0 <= watermark < 1:
         raise ConfigError(f"watermark is {watermark}; give a share of the blocks, 0 to below 1", "watermark")
     resolved: EngineLaunchConfig = options["resolved"]
@@ -297,11 +308,13 @@ def _request_columns(
         "output_tokens": requests.column("generated_tokens"),
         "reused_tokens": recorded("reused_tokens"),
         "first_reused_tokens": recorded("first_reused_tokens"),
-        "admissions": recorded("num_admissions"),
-        "preemptions": requests.column("num_preemptions"),
+        "num_admissions": recorded("num_admissions"),
+        "num_preemptions": requests.column("num_preemptions"),
         "worker": recorded("worker"),
         "status": np.array(status, object),
-        "rejection_reason": np.array([reasons[Refusal(value)] for value in requests.column("refusal")], object),
+        "rejection_reason": np.array(
+            [reasons[Refusal(value)] for value in requests.column("refusal")], object
+        ),
     }
     return {name: column[arrived] for name, column in columns.items()}
 

@@ -32,8 +32,8 @@ def request(name, status="completed", times=(0, 0, 10, 11, 12, 12), lengths=(8, 
         "output_tokens": output,
         "reused_tokens": 0,
         "first_reused_tokens": 0,
-        "admissions": 1,
-        "preemptions": 0,
+        "num_admissions": 1,
+        "num_preemptions": 0,
         "worker": 0,
         "status": status,
         "rejection_reason": None,
@@ -46,21 +46,18 @@ DTYPES = dict.fromkeys(("request_id", "session_id", "status", "rejection_reason"
 )
 
 
-def report_of(*rows, gaps=(), prefill_tokens=(8,), clock_ms=12.0, **more):
+def report_of(*rows, gaps=(), clock_ms=12.0, **more):
     gap_ms, gap_count = zip(*gaps, strict=True) if gaps else ((), ())
     return ReplayReport(
         requests={
             name: np.array([row[name] for row in rows], DTYPES.get(name, np.int64)) for name in rows[0]
         },
-        passes={
-            "start_ms": np.arange(len(prefill_tokens), dtype=np.float64),
-            "sum_prefill_tokens": np.array(prefill_tokens, np.int64),
-        },
+        passes={"start_ms": np.array([0.0, 10.0]), "sum_prefill_tokens": np.array([8, 0])},
         gap_ms=np.array(gap_ms, np.float64),
         gap_count=np.array(gap_count, np.int64),
         clock_ms=clock_ms,
         wall_time_ms=0.5,
-        **more,
+        **{"committed_prefill_tokens": 8} | more,
     )
 
 
@@ -69,7 +66,7 @@ REJECTED = request(
     "rejected",
     (100, NAN, NAN, NAN, NAN, 100),
     (400, 3, 0),
-    admissions=0,
+    num_admissions=0,
     rejection_reason="it never fits",
 )
 ZERO_OUTPUT = request("none", times=(0, 0, NAN, NAN, NAN, 10), lengths=(8, 0, 0))
@@ -83,7 +80,7 @@ PEER = [
             request("a", times=(0, 0, 10, 21, 22, 22)),
             request("b", times=(5, 10, 21, 22, 23, 23), reused_tokens=4, first_reused_tokens=4),
         ],
-        {"gaps": [(11, 1), (1, 1), (1, 1), (1, 1)], "prefill_tokens": (8, 4), "clock_ms": 23.0},
+        {"gaps": [(11, 1), (1, 1), (1, 1), (1, 1)], "committed_prefill_tokens": 12, "clock_ms": 23.0},
         {
             "num_requests": 2,
             "completed_requests": 2,
@@ -135,7 +132,7 @@ PEER = [
             request("one", times=(50, 50, 60, NAN, 60, 60), lengths=(8, 1, 1), reused_tokens=4),
             request("two", times=(80, 80, 90, 91, 91, 91), lengths=(8, 2, 2), reused_tokens=4),
         ],
-        {"gaps": [(1, 1)], "prefill_tokens": (8, 4, 4), "clock_ms": 91.0, "sla": Sla(ttft_ms=100)},
+        {"gaps": [(1, 1)], "committed_prefill_tokens": 16, "clock_ms": 91.0, "sla": Sla(ttft_ms=100)},
         {
             "completed_requests": 3,
             "duration_ms": 91.0,
@@ -240,7 +237,7 @@ def test_the_request_table_has_null_where_a_time_is_absent():
 
 
 def test_the_pass_table_has_the_recorded_columns():
-    assert report_of(request("a"), prefill_tokens=(8, 4)).passes["sum_prefill_tokens"].to_pylist() == [8, 4]
+    assert report_of(request("a")).passes["sum_prefill_tokens"].to_pylist() == [8, 0]
 
 
 def test_json_uses_the_record_keys_and_null_for_absent_times():

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fpmsdk.errors import TraceError
 from fpmsdk.replay.formats.source import no_requests, read_bytes
+from fpmsdk.replay.latency import RequestLatencies
 from fpmsdk.replay.trace import MAX_TOKENS, Trace
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -52,6 +53,24 @@ class RecordedRun:
     trace: Trace
     token_ms: NDArray[np.float64]
     token_offsets: NDArray[np.int64]
+
+    def latencies(self) -> RequestLatencies:
+        """Measured latencies of each request, from its planned arrival; NaN for one without tokens."""
+        counts = np.diff(self.token_offsets)
+        times = np.append(self.token_ms, np.nan)
+
+        def token(number: NDArray[np.int64]) -> NDArray[np.float64]:
+            return times[np.where(number < counts, self.token_offsets[:-1] + number, -1)]
+
+        first, second, last = (
+            token(number) for number in (0 * counts, 0 * counts + 1, np.maximum(counts - 1, 0))
+        )
+        return RequestLatencies.of(self.trace.arrival_ms, first, second, last, counts)
+
+    def gaps_ms(self) -> NDArray[np.float64]:
+        """Measured gaps between the tokens of the same request."""
+        owner = np.repeat(np.arange(len(self.trace)), np.diff(self.token_offsets))
+        return np.diff(self.token_ms)[np.diff(owner) == 0]
 
 
 def read(path: str | Path, block_tokens: int) -> Trace:

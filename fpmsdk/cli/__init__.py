@@ -1,0 +1,11 @@
+"""The `fpmsdk` command: one module per subcommand, results on stdout, progress and errors on stderr.
+
+Exit codes: 0, 1 (ran, and the result is negative), 2 (the input was rejected).
+"""
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    from fpmsdk.cli.app import app
+
+    app()

@@ -1,0 +1,16 @@
+"""The subcommands and their names; a new one is a module and a line here."""
+
+import typer
+
+from fpmsdk.cli import demo, doctor, estimate, replay, tune, warmup
+from fpmsdk.cli.console import reports_errors
+
+app = typer.Typer(
+    name="fpmsdk",
+    help="Forward-pass performance models of LLM inference engines: predict, tune online, replay.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (demo.demo, tune.tune, estimate.estimate, replay.replay, warmup.warmup, doctor.doctor):
+    app.command()(reports_errors(command))

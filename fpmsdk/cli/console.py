@@ -1,0 +1,83 @@
+"""What every subcommand shares on the terminal: results as JSON or tables, progress, errors, exit codes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from fpmsdk.errors import FpmSdkError
+
+REJECTED_INPUT = 2
+NEGATIVE_RESULT = 1
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a subcommand so that a deliberate error is one message and an exit code, never a traceback.
+
+    Errors that blame the input (`ValueError`, unreadable files) exit with 2, those about the run with 1.
+    """
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except (FpmSdkError, OSError) as fault:
+            typer.echo(f"error: {fault}", err=True)
+            rejected = isinstance(fault, ValueError | OSError)
+            raise typer.Exit(REJECTED_INPUT if rejected else NEGATIVE_RESULT) from None
+
+    return run
+
+
+def show(document: dict[str, Any], as_json: bool, *tables: Table | str) -> None:
+    """Print the result on stdout: the document as JSON, or its tables and lines."""
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        return
+    console = Console()
+    for table in tables:
+        if isinstance(table, str):
+            typer.echo(table)
+        else:
+            console.print(table)
+
+
+@contextmanager
+def progress(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for work that turns out to take more than a second; none when stderr is not a terminal.
+
+    Yields a function to call with the number of steps done since its last call; without `total` the bar only
+    says that the work goes on.
+    """
+    console = Console(stderr=True)
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task(description, total=total)
+    start = threading.Timer(1.0, bar.start if console.is_terminal else lambda: None)
+    start.start()
+    try:
+        yield lambda steps: bar.update(task, advance=steps)
+    finally:
+        start.cancel()
+        start.join()
+        if bar.live.is_started:
+            bar.stop()
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure for a table cell; a dash for an absent one.
+
+    >>> number(1234.5), number(None)
+    ('1,234.50', '-')
+    """
+    return "-" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,91 @@
+"""What subcommands read: JSON documents, recorded telemetry, and the model that a configuration describes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from fpmsdk.errors import ConfigError, MetricsError
+
+if TYPE_CHECKING:
+    from fpmsdk.perfmodel.model import ForwardPassPerfModel
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="Canonical model configuration (JSON). Without it: a regression for vLLM."),
+]
+WorkerTypeOption = Annotated[
+    str, typer.Option("--worker-type", help="Role of the worker, when no --config is given.")
+]
+AttentionDpOption = Annotated[
+    int, typer.Option("--attention-dp", min=1, help="Attention-DP ranks, when no --config is given.")
+]
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Parse a JSON file, or standard input for `-`."""
+    text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"{path}: {what} is not JSON: {fault}") from None
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """Parse a JSON file that holds one object."""
+    document = read_json(path, what)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: {what} is a JSON object, found {type(document).__name__}")
+    return document
+
+
+def build_model(config: Path | None, worker_type: str, attention_dp: int) -> ForwardPassPerfModel:
+    """The model of a configuration file, or a regression that needs no data."""
+    from fpmsdk import ForwardPassPerfModel
+
+    if config is not None:
+        return ForwardPassPerfModel.best_available(read_object(config, "the model configuration"))
+    return ForwardPassPerfModel.best_available(
+        {
+            "model": "unnamed",
+            "system": "unprofiled",
+            "backend": "vllm",
+            "worker_type": worker_type,
+            "attention_dp": attention_dp,
+            "estimation_mode": "fpm_regression",
+        }
+    )
+
+
+def read_iterations(paths: Sequence[Path], attention_dp: int) -> list[Any]:
+    """Iterations of recorded streams, one stream after the other.
+
+    Parameters
+    ----------
+    paths: frame files (.bin) or recorder files (.jsonl), each possibly with .gz.
+    attention_dp: ranks that report each iteration.
+
+    Returns
+    -------
+    Encoded frames, or for more than one rank lists of messages.
+    """
+    from fpmsdk.metrics import FpmStream, group_ranks, read_frames
+
+    iterations: list[Any] = []
+    for path in paths:
+        ending = Path(path.name.removesuffix(".gz")).suffix
+        if ending == ".bin":
+            frames = read_frames(path)
+        elif ending == ".jsonl":
+            frames = [msgspec.msgpack.encode(metrics) for _, metrics in FpmStream(path)]
+        else:
+            raise MetricsError(
+                f"{path}: telemetry is a frame file (.bin) or a recorder file (.jsonl), or either with .gz"
+            )
+        iterations += frames if attention_dp == 1 else group_ranks(frames, attention_dp)
+    return iterations

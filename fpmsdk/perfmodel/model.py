@@ -1,0 +1,324 @@
+"""The model object: estimate, tune, report. Names and results are those of the field's public facade.
+
+Source: fpm-model.md section 2; clients.md section 2.1.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpmsdk._ext.plain import PlainTemplate
+from fpmsdk._ext.regression import LinearRegression
+from fpmsdk.config import ForwardPassPerfModelConfig, normalize_request
+from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
+from fpmsdk.perfmodel import readiness
+from fpmsdk.perfmodel.select import Selection, select
+
+Metrics = Any  # a rank (dict, object with its fields, encoded frame) or a list of the ranks of one iteration
+
+
+def _decode_frame(frame: bytes) -> object:
+    # The decoder is loaded by the first encoded frame, not by the import of the model.
+    from fpmsdk.metrics.wire import decode_frame
+
+    return decode_frame(frame)
+
+
+class ForwardPassPerfModel:
+    """Predicts the latency of one engine iteration and learns from the engine's telemetry.
+
+    Built by `best_available`. Any number of threads may estimate while one tunes: every answer equals the answer after
+    some prefix of the tuning calls. Models are neither pickled nor copied.
+
+    Example
+    -------
+    >>> model = ForwardPassPerfModel.best_available(
+    ...     {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode",
+    ...      "estimation_mode": "fpm_regression",
+    ...      "estimator_config": {"fpm_regression": {"min_observations": 2}}})
+    >>> for requests in (1, 2):
+    ...     model.tune_with_fpms({"wall_time": 0.01 * requests, "scheduled_requests": {
+    ...         "num_decode_requests": requests, "sum_decode_kv_tokens": 100 * requests}})
+    >>> round(model.estimate_forward_pass_time_ms({"scheduled_requests": {
+    ...     "num_decode_requests": 1, "sum_decode_kv_tokens": 100}}), 3)
+    10.0
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._estimator: LinearRegression = selection.estimator  # type: ignore[assignment]
+        self._provenance = PlainTemplate(selection.provenance())
+        self._warning = selection.warning
+        self._tuning = threading.Lock()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name == "_estimator":
+            raise AttributeError("this ForwardPassPerfModel is closed")
+        raise AttributeError(f"'ForwardPassPerfModel' object has no attribute {name!r}")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration"
+        )
+
+    def __repr__(self) -> str:
+        config = self._selection.config
+        return (
+            f"<ForwardPassPerfModel {config['model']} on {config['system']}, {config['backend']} "
+            f"{config['worker_type']}, {self._selection.mode}>"
+        )
+
+    # --- construction ---
+
+    @classmethod
+    def best_available(
+        cls,
+        config: ForwardPassPerfModelConfig | Mapping[str, Any] | None = None,
+        *,
+        state_snapshot: Any = None,
+    ) -> Self:
+        """Build the best model that the configuration allows.
+
+        Parameters
+        ----------
+        config: canonical configuration, as a mapping or a `ForwardPassPerfModelConfig`.
+        state_snapshot: directory of a saved state, instead of `config`.
+
+        Raises
+        ------
+        ConfigError: the configuration is malformed, unknown or contradictory, or both or neither source is given.
+        PerfDataNotAvailableError: only performance data are missing.
+        MissingCapabilityError: this release has no implementation of what is asked for; names it.
+        """
+        if (config is None) == (state_snapshot is None):
+            raise ConfigError("give exactly one of config and state_snapshot")
+        if config is None:
+            raise MissingCapabilityError("this release cannot restore state snapshots (state_snapshot)")
+        return cls(select(normalize_request(config)))
+
+    @staticmethod
+    def normalize_config(config: ForwardPassPerfModelConfig | Mapping[str, Any]) -> dict[str, Any]:
+        """The canonical form of a configuration, validated, without building a model."""
+        return normalize_request(config)
+
+    @staticmethod
+    def learned_identity(config: ForwardPassPerfModelConfig | Mapping[str, Any]) -> NoReturn:
+        """Deployment identity for learned artifacts."""
+        raise MissingCapabilityError("this release has no learned estimators (learned_identity)")
+
+    @staticmethod
+    def estimate_cache_budget(
+        config: ForwardPassPerfModelConfig | Mapping[str, Any], budget: Mapping[str, Any]
+    ) -> NoReturn:
+        """KV-cache budget of a measured deployment profile."""
+        raise MissingCapabilityError("this release cannot read deployment profiles (estimate_cache_budget)")
+
+    @classmethod
+    def from_learned(cls, source: Any, options: Mapping[str, Any] | None = None) -> NoReturn:
+        """Build a model from a learned artifact."""
+        raise MissingCapabilityError("this release has no learned estimators (from_learned)")
+
+    def close(self) -> None:
+        """Drop the estimator; later calls fail with AttributeError. Closing twice is harmless."""
+        self.__dict__.pop("_estimator", None)
+
+    # --- estimate ---
+
+    def estimate_forward_pass_time_ms(self, metrics: Metrics) -> float | None:
+        """Latency of one iteration in ms; None while the model is not ready for its workload, 0.0 without work.
+
+        Parameters
+        ----------
+        metrics: one rank, or the list of the iteration's attention-DP ranks; a rank is a dict of the message's fields,
+            an object with the same attributes (Dynamo's message) or the encoded frame. Unknown keys are ignored.
+
+        Raises
+        ------
+        MetricsError: a field of the wrong type or range, contradictory counts, another message version.
+        """
+        return self._estimator.serving.estimate_iteration(metrics, _decode_frame)
+
+    def estimate_many(self, batch: Any) -> NDArray[np.float64]:
+        """Latencies in ms of many iterations, float64[n], NaN where the model is not ready.
+
+        Parameters
+        ----------
+        batch: `FpmBatch`, or a sequence of iterations in the forms of `estimate_forward_pass_time_ms`.
+        """
+        return self._estimator.serving.estimate_columns(_as_batch(batch).columns)
+
+    def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
+        """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
+        return {
+            "latency_ms": self.estimate_forward_pass_time_ms(metrics),
+            "native_latency_ms": None,
+            "correction_factor": None,
+            "max_rank": None,
+            "ranks": [],
+        }
+
+    # --- tune ---
+
+    def tune_with_fpms(self, iterations: Any) -> None:
+        """Learn from observed iterations, in order.
+
+        Iterations without scheduled work or without a positive finite wall time teach nothing and are counted by
+        reason in `skipped_iterations()`.
+
+        Parameters
+        ----------
+        iterations: `FpmBatch`, a list of iterations, one iteration as a flat list of ranks, or one rank.
+
+        Raises
+        ------
+        MetricsError: a field of the wrong type or range (nothing is learned), or an iteration that contradicts itself
+            or the worker type (the iterations before it stay learned).
+        """
+        source = getattr(iterations, "columns", iterations)
+        with self._tuning:
+            self._estimator.tune(() if source is None else source, _decode_frame)
+
+    def skipped_iterations(self) -> dict[str, int]:
+        """Iterations that taught nothing, counted by reason since construction."""
+        return self._estimator.skipped_iterations()
+
+    # --- reports ---
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
+        serving = self._estimator.serving
+        if serving.ready:
+            state = "ready"
+        else:
+            state = "insufficient_data" if self._warning is None else "unsupported_config"
+        return {
+            "source": "fallback_regression",
+            "readiness": state,
+            "retained_observations": serving.retained_observations,
+            "correction_ready_buckets": 0,
+            "last_warning": self._warning,
+            "provenance": self._provenance.copy(),
+        }
+
+    def regression_store_diagnostics(self) -> list[dict[str, Any]]:
+        """Workload kind, readiness and retained observations of each store."""
+        return [
+            {"workload_kind": kind, "ready": ready, "retained_observations": retained}
+            for kind, ready, retained in self._estimator.serving.stores()
+        ]
+
+    def readiness_report(self) -> dict[str, Any]:
+        """Which stores can answer, and why the others cannot. Source: fpm-model.md section 8."""
+        minimum = self._selection.config["estimator_config"]["fpm_regression"]["min_observations"]
+        return readiness.readiness_report(self._selection.mode, self._estimator.serving.stores(), minimum)
+
+    def deployment_topology(self) -> dict[str, Any]:
+        """Identity of the deployment that the model stands for. Source: fpm-model.md section 8."""
+        return readiness.deployment_topology(self._selection.config, corrected=False)
+
+    def get_min_correction_factor(self) -> float | None:
+        """Smallest ready correction factor; None when there is none."""
+        return None
+
+    def get_max_correction_factor(self) -> float | None:
+        """Largest ready correction factor; None when there is none."""
+        return None
+
+    def get_avg_correction_factor(self) -> float | None:
+        """Mean of the ready correction factors; None when there is none."""
+        return None
+
+    def fpm_query_coverage(self) -> dict[str, Any] | None:
+        """Coverage of table queries; None unless it is collected."""
+        return None
+
+    def learned_feature_names(self) -> list[str] | None:
+        """Features of a learned estimator; None for other kinds."""
+        return None
+
+    def learned_metadata(self) -> dict[str, Any] | None:
+        """Metadata of a learned estimator; None for other kinds."""
+        return None
+
+    def learned_online_diagnostics(self) -> dict[str, Any] | None:
+        """Counters of an online learner; None for other kinds."""
+        return None
+
+    def learned_selector_diagnostics(self) -> dict[str, Any] | None:
+        """Decisions of a causal selector; None for other kinds."""
+        return None
+
+    # --- queries of other kinds of model ---
+
+    def static_phase_latency(
+        self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool
+    ) -> float:
+        """Uncorrected latency in ms of a whole prefill or decode phase."""
+        raise _needs("static_phase_latency", "a native estimator")
+
+    def static_phase_diagnostics(
+        self, *, batch_size: int, context_length: int, prefill: bool, prefix: int = 0
+    ) -> list[dict[str, Any]]:
+        """Operations of one step with their latencies in ms."""
+        raise _needs("static_phase_diagnostics", "an op_level estimator")
+
+    def predict_prefill_latency(self, bs: int, isl: int, prefix: int = 0) -> float:
+        """Uncorrected latency in ms of one prefill; `isl` includes the prefix."""
+        raise _needs("predict_prefill_latency", "a native estimator")
+
+    def predict_prefill_latency_total(
+        self, batch_size: int, total_prefill_tokens: int, total_kv_read_tokens: int
+    ) -> float:
+        """Uncorrected latency in ms of one prefill, by totals."""
+        raise _needs("predict_prefill_latency_total", "a native estimator")
+
+    def predict_decode_latency_total(self, batch_size: int, total_past_kv_tokens: int) -> float:
+        """Uncorrected latency in ms of one decode step, by totals."""
+        raise _needs("predict_decode_latency_total", "a native estimator")
+
+    def fpm_decode_kv_ceiling(self) -> int | None:
+        """Largest measured decode KV total in tokens."""
+        raise _needs("fpm_decode_kv_ceiling", "a native estimator")
+
+    def vision_operations(self, shapes: Sequence[Mapping[str, int]]) -> list[tuple[str, float, float, str]]:
+        """Operations of the vision encoder."""
+        raise _needs("vision_operations", "a native estimator")
+
+    def flush_updates(self) -> None:
+        """Apply pending updates of an online learner."""
+        raise _needs("flush_updates", "an online fpm_learned estimator")
+
+    def export_learned_artifact(self) -> dict[str, Any]:
+        """The artifact of a learned estimator."""
+        raise _needs("export_learned_artifact", "an fpm_learned estimator")
+
+    def save_online_checkpoint(self, path: str | PathLike[str]) -> None:
+        """Save an online learner."""
+        raise _needs("save_online_checkpoint", "an online fpm_learned estimator")
+
+    def save_state_snapshot(
+        self, path: str | PathLike[str], *, include_perf_db: bool = False
+    ) -> dict[str, Any]:
+        """Save what tuning has learned."""
+        raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
+
+
+def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
+    """Identity and readiness of a saved state, without loading the model."""
+    raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
+
+
+def _needs(query: str, kind: str) -> UnsupportedQueryError:
+    return UnsupportedQueryError(f"{query} needs {kind}; this model is a regression")
+
+
+def _as_batch(batch: Any) -> Any:
+    if hasattr(batch, "columns"):
+        return batch
+    from fpmsdk.metrics import FpmBatch
+
+    return FpmBatch.from_dicts(batch)
