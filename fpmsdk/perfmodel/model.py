@@ -6,7 +6,7 @@ Source: fpm-model.md section 2; clients.md section 2.1.
 import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from fpmsdk.config import ForwardPassPerfModelConfig, normalize_request
 from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
 from fpmsdk.perfmodel import readiness
 from fpmsdk.perfmodel.select import Selection, select
+
+if TYPE_CHECKING:
+    from fpmsdk._ext.pricing import FpmTiming
 
 Metrics = Any  # a rank (dict, object with its fields, encoded frame) or a list of the ranks of one iteration
 
@@ -61,9 +64,7 @@ class ForwardPassPerfModel:
         raise AttributeError(f"'ForwardPassPerfModel' object has no attribute {name!r}")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration"
-        )
+        raise TypeError("a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration")
 
     def __repr__(self) -> str:
         config = self._selection.config
@@ -150,6 +151,15 @@ class ForwardPassPerfModel:
         batch: `FpmBatch`, or a sequence of iterations in the forms of `estimate_forward_pass_time_ms`.
         """
         return self._estimator.serving.estimate_columns(_as_batch(batch).columns)
+
+    def timing_model(self) -> "FpmTiming":
+        """A compiled timing model for replays: what has been learned by now, unaffected by later tuning.
+
+        Source: engine-and-replay.md section 4.
+        """
+        from fpmsdk._ext.pricing import FpmTiming
+
+        return FpmTiming(self._estimator.serving)
 
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
         """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
@@ -254,9 +264,7 @@ class ForwardPassPerfModel:
 
     # --- queries of other kinds of model ---
 
-    def static_phase_latency(
-        self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool
-    ) -> float:
+    def static_phase_latency(self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool) -> float:
         """Uncorrected latency in ms of a whole prefill or decode phase."""
         raise _needs("static_phase_latency", "a native estimator")
 
@@ -300,9 +308,7 @@ class ForwardPassPerfModel:
         """Save an online learner."""
         raise _needs("save_online_checkpoint", "an online fpm_learned estimator")
 
-    def save_state_snapshot(
-        self, path: str | PathLike[str], *, include_perf_db: bool = False
-    ) -> dict[str, Any]:
+    def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
         """Save what tuning has learned."""
         raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
 
