@@ -25,7 +25,7 @@ lint: $(VENV)/.ready
 	$(BIN)/python -m pytest tests/test_cimport_order.py
 
 bench: $(VENV)/.ready
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only
 
 # The public peers, in an environment of their own outside the repository. Fails where they cannot be installed.
 PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
