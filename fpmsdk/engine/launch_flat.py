@@ -76,7 +76,9 @@ def native_timing_config(launch: Mapping[str, Any]) -> Any:
     timing = engine.get("timing_model") if isinstance(engine, Mapping) else None
     if not isinstance(timing, Mapping) or timing.get("type") != "external":
         return None
-    return timing.get("config", {}) if timing.get("provider") in NATIVE_PROVIDERS else None
+    if timing.get("provider") not in NATIVE_PROVIDERS:
+        return None
+    return {} if timing.get("config") is None else timing["config"]
 
 
 def _agree(engine: dict[str, Any], name: str, value: Any) -> None:
