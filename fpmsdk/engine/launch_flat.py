@@ -7,7 +7,6 @@ Source: engine-and-replay.md sections 1.2 and 1.4.
 from collections.abc import Mapping
 from typing import Any
 
-from fpmsdk.config.jsontext import RepeatedKeys
 from fpmsdk.engine.launch_fields import LAUNCH, NATIVE_PROVIDERS
 from fpmsdk.errors import LaunchConfigError
 
@@ -30,8 +29,6 @@ def canonical_form(flat: Mapping[str, Any]) -> dict[str, Any]:
     >>> canonical_form({"engine_type": "VLLM", "dp_size": 2, "is_decode": True, "block_size": 0})
     {'engine': {'backend': 'vllm', 'worker_type': 'decode'}, 'dp_size': 2}
     """
-    if isinstance(flat, RepeatedKeys):
-        raise LaunchConfigError("invalid engine launch config: a field is given more than once")
     engine = dict(flat)
     launch = {name: engine.pop(name) for name in LAUNCH_KEYS if name in engine}
     for alias, name in ALIASES.items():
