@@ -44,7 +44,9 @@ def read_json(text: str) -> Any:
         _refuse_repeated(value, "")
     except RecursionError:
         raise JsonFault("nested too deeply") from None
-    except json.JSONDecodeError as fault:
+    except JsonFault:
+        raise
+    except ValueError as fault:
         raise JsonFault(str(fault)) from None
     return value
 

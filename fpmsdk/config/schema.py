@@ -37,6 +37,8 @@ def describe(value: Any) -> str:
     """Name a JSON value for an error text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "boolean true", False: "boolean false"}[value]
+    if isinstance(value, int) and abs(value) > U64_MAX:
+        return "an integer beyond 64 bits"
     for kind, name in ((int, "integer"), (float, "number"), (str, "string")):
         if isinstance(value, kind):
             return f"{name} {value!r}"
@@ -271,9 +273,8 @@ class Record:
         if not isinstance(value, Mapping):
             _mismatch(path, "an object", value)
         given: dict[str, Any] = {}
-        for key, item in (
-            sorted(_items(value, path), key=itemgetter(0)) if self.sort_keys else _items(value, path)
-        ):
+        items = _items(value, path)
+        for key, item in sorted(items, key=itemgetter(0)) if self.sort_keys else items:
             known = self._by_key.get(key)
             if known is None:
                 if self.open:

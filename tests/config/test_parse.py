@@ -394,10 +394,24 @@ def test_a_json_key_given_twice_is_a_duplicate(text, path, name):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", TEXT, TEXT + "} x", TEXT + ',"tp":NaN}', TEXT + ',"tp":Infinity}', TEXT + ',"tp":1e400}'],
+    [
+        "",
+        "{",
+        TEXT,
+        TEXT + "} x",
+        TEXT + ',"tp":NaN}',
+        TEXT + ',"tp":Infinity}',
+        TEXT + ',"tp":1e400}',
+        TEXT + f',"tp":{"9" * 5000}}}',
+    ],
 )
 def test_malformed_text_is_refused(text):
     assert str(fault(text)).startswith("invalid forward-pass config")
+
+
+def test_integers_longer_than_python_prints_are_refused():
+    assert "9" * 99 not in str(fault(TEXT + ',"tp":' + "9" * 5000 + "}"))
+    assert fault(BASE | {"tp": 10**5000}).path == "tp"
 
 
 def test_text_nested_too_deeply_is_refused():

@@ -348,17 +348,9 @@ def test_accept_rates_become_exactly_nextn_shortest_decimals(rates, nextn, canon
 @pytest.mark.parametrize(
     ("rates", "index"),
     [
-        ("0.5,", 1),
-        (",", 0),
-        ("x", 0),
-        ("0.5,2", 1),
-        ("nan", 0),
-        ("inf", 0),
-        ("-0.1", 0),
-        ("1_0", 0),
-        ("0x1", 0),
-    ]
-    + [("0.1,0.2,0.3,0.4,0.5,7", 5)],
+        *(("0.5,", 1), (",", 0), ("x", 0), ("0.5,2", 1), ("nan", 0), ("inf", 0), ("-0.1", 0)),
+        *(("1_0", 0), ("0x1", 0), ("0.1,0.2,0.3,0.4,0.5,7", 5)),
+    ],
 )
 def test_a_wrong_accept_rate_is_named_even_when_it_would_be_dropped(rates, index):
     assert f"aic_nextn_accept_rates[{index}]" in str(fault(engine(aic_nextn=1, aic_nextn_accept_rates=rates)))

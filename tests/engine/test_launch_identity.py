@@ -135,8 +135,8 @@ def test_a_snapshot_directory_is_a_missing_capability():
         config_engine_launch_mismatches({"engine": {}}, state_snapshot="/s")
 
 
-@pytest.mark.parametrize("config", [None, {}, {"model": "m"}, CONFIG | {"bogus": 1}])
+@pytest.mark.parametrize("config", [None, 5, "{}", {}, {"model": "m"}, CONFIG | {"bogus": 1}])
 def test_the_configuration_of_a_native_timing_model_is_checked(config):
     timing = {"type": "external", "provider": "aic", "config": config}
-    with pytest.raises(ConfigError, match="invalid forward-pass config"):
+    with pytest.raises(ConfigError, match="forward-pass config"):
         EngineLaunchConfig.from_mapping({"engine": {"timing_model": timing}})
