@@ -25,7 +25,8 @@ from fpmsdk.config.schema import (
     Text,
     Weight,
 )
-from fpmsdk.config.validate import validate, validate_estimator
+from fpmsdk.config.validate import validate
+from fpmsdk.config.validate_estimator import validate_estimator
 from fpmsdk.errors import ConfigError
 
 

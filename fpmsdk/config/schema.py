@@ -5,11 +5,10 @@ Every fault carries the dotted path of the value as it was written.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, ClassVar, NoReturn, Protocol
-
-from fpmsdk.config.jsontext import RepeatedKeys
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
@@ -38,6 +37,8 @@ def describe(value: Any) -> str:
     """Name a JSON value for an error text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "boolean true", False: "boolean false"}[value]
+    if isinstance(value, int) and abs(value) > U64_MAX:
+        return "an integer beyond 64 bits"
     for kind, name in ((int, "integer"), (float, "number"), (str, "string")):
         if isinstance(value, kind):
             return f"{name} {value!r}"
@@ -199,14 +200,9 @@ class Anything(_Scalar):
     """Any JSON value, copied."""
 
     def read(self, value: Any, path: str) -> Any:
-        """Return a deep copy in plain dicts and lists; repeated keys are faults at any depth."""
+        """Return a deep copy in plain dicts and lists."""
         if isinstance(value, Mapping):
-            copy: dict[str, Any] = {}
-            for key, item in entries(value, path):
-                if key in copy:
-                    raise SchemaFault(path, f"duplicate field `{key}`")
-                copy[key] = self.read(item, join(path, key))
-            return copy
+            return {key: self.read(item, join(path, key)) for key, item in _items(value, path)}
         if isinstance(value, (list, tuple)):
             return [self.read(item, f"{path}[{index}]") for index, item in enumerate(value)]
         if isinstance(value, float):
@@ -277,7 +273,8 @@ class Record:
         if not isinstance(value, Mapping):
             _mismatch(path, "an object", value)
         given: dict[str, Any] = {}
-        for key, item in sorted(entries(value, path)) if self.sort_keys else entries(value, path):
+        items = _items(value, path)
+        for key, item in sorted(items, key=itemgetter(0)) if self.sort_keys else items:
             known = self._by_key.get(key)
             if known is None:
                 if self.open:
@@ -333,12 +330,11 @@ class Tagged:
         return {self.tag: name, **self.variants[name].write(value)}
 
 
-def entries(value: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of an object as written, those of a repeated key included."""
-    for key, item in value.pairs if isinstance(value, RepeatedKeys) else value.items():
+def _items(value: Mapping[Any, Any], path: str) -> list[tuple[str, Any]]:
+    for key in value:
         if not isinstance(key, str):
             raise SchemaFault(path, f"expected field names to be strings, found {describe(key)}")
-        yield key, item
+    return list(value.items())
 
 
 def join(path: str, key: str) -> str:
