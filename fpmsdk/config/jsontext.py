@@ -3,7 +3,6 @@
 It knows nothing of any document; faults carry the dotted path of the object they are in.
 """
 
-import json
 import math
 from typing import Any
 
@@ -37,10 +36,10 @@ def read_json(text: str) -> Any:
         ...
     fpmsdk.config.jsontext.JsonFault: duplicate field `tp`
     """
+    import json  # most configurations come as mappings
+
     try:
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_refuse_constant
-        )
+        value = json.loads(text, object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_refuse_constant)
         _refuse_repeated(value, "")
     except RecursionError:
         raise JsonFault("nested too deeply") from None

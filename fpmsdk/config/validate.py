@@ -4,8 +4,8 @@ Faults are reported one at a time, in a specified order. Nothing here opens a fi
 checked for existence. Source: fpm-model.md section 3.
 """
 
+import os
 import re
-from pathlib import Path
 from typing import Any
 
 from fpmsdk.config.estimator import SELECTOR
@@ -47,10 +47,7 @@ def validate(config: dict[str, Any]) -> None:
 def _selector(config: dict[str, Any], estimator: dict[str, Any]) -> None:
     require(
         estimator["selector"] == SELECTOR.read({})
-        or (
-            config["estimation_mode"] == "fpm_learned"
-            and estimator["fpm_learned"]["adaptation"] == "causal_selector"
-        ),
+        or (config["estimation_mode"] == "fpm_learned" and estimator["fpm_learned"]["adaptation"] == "causal_selector"),
         "needs a model of estimation_mode fpm_learned with adaptation causal_selector",
         "estimator_config.selector",
     )
@@ -75,8 +72,7 @@ def _learned_gates(config: dict[str, Any], estimator: dict[str, Any]) -> None:
         "fpm_learned adaptation online needs estimator_config.correction.enabled false",
     )
     require(
-        adaptation != "causal_selector"
-        or (correction["enabled"] and correction["mode"] in ("auto", "hybrid")),
+        adaptation != "causal_selector" or (correction["enabled"] and correction["mode"] in ("auto", "hybrid")),
         "fpm_learned adaptation causal_selector needs correction enabled, in mode auto or hybrid",
     )
     require(
@@ -106,8 +102,7 @@ def _coverage(config: dict[str, Any], interpolation: dict[str, Any]) -> None:
         config["estimation_mode"] == "fpm_interpolation"
         and config["fallback_policy"] == "deny"
         and interpolation["method"] == "direct",
-        "collect_coverage needs estimation_mode fpm_interpolation, fallback_policy deny "
-        "and the written method direct",
+        "collect_coverage needs estimation_mode fpm_interpolation, fallback_policy deny and the written method direct",
     )
 
 
@@ -123,17 +118,11 @@ def _topology(config: dict[str, Any], interpolation: dict[str, Any]) -> None:
     require(cp_size != 0, "cp_size must be positive")
     require(dcp is None or (dcp > 0 and tp % dcp == 0), "dcp must be positive and divide tp")
     for unrecorded in interpolation["unrecorded_quant_modes"]:
-        overrides = (
-            ("fmha_quant_mode", "fpm_fmha_quant_mode") if unrecorded == "fmha" else ("comm_quant_mode",)
-        )
+        overrides = ("fmha_quant_mode", "fpm_fmha_quant_mode") if unrecorded == "fmha" else ("comm_quant_mode",)
         for name in overrides:
-            require(
-                config[name] is None, f"{name} contradicts unrecorded_quant_modes, which lists {unrecorded}"
-            )
+            require(config[name] is None, f"{name} contradicts unrecorded_quant_modes, which lists {unrecorded}")
     moe_tp, moe_ep = config["moe_tp_size"], config["moe_ep_size"]
-    require(
-        (moe_tp is None) == (moe_ep is None), "moe_tp_size and moe_ep_size are given together or not at all"
-    )
+    require((moe_tp is None) == (moe_ep is None), "moe_tp_size and moe_ep_size are given together or not at all")
     if moe_tp is None:
         return
     require(min(moe_tp, moe_ep) > 0, "moe_tp_size and moe_ep_size must be positive")
@@ -184,9 +173,7 @@ def _speculation(config: dict[str, Any]) -> None:
     if speculation["kind"] == "none":
         require(not params, "speculation of kind none takes no params")
     if speculation["kind"] == "ngram":
-        require(
-            set(params) == {"num_speculative_tokens"}, "ngram params must be exactly num_speculative_tokens"
-        )
+        require(set(params) == {"num_speculative_tokens"}, "ngram params must be exactly num_speculative_tokens")
         tokens = params["num_speculative_tokens"]
         require(
             isinstance(tokens, int) and not isinstance(tokens, bool) and 1 <= tokens <= MAX_NEXTN,
@@ -232,7 +219,7 @@ def _data_sources(config: dict[str, Any]) -> None:
         )
     for entry in config["systems_paths"]:
         require(
-            Path(entry).is_dir() and entry != "",
+            os.path.isdir(entry),
             f"systems_paths entry is not an existing directory: {entry!r}",
         )
 
@@ -280,10 +267,8 @@ def _execution_profile(config: dict[str, Any], estimator: dict[str, Any]) -> Non
         )
     require(not estimator["correction"]["enabled"], "needs estimator_config.correction.enabled false", path)
     version = config["backend_version"]
-    require(
-        version not in (None, "next", "latest"), f"needs a literal backend_version, found {version!r}", path
-    )
-    require(Path(profile["path"]).is_absolute(), "must be absolute", f"{path}.path")
+    require(version not in (None, "next", "latest"), f"needs a literal backend_version, found {version!r}", path)
+    require(os.path.isabs(profile["path"]), "must be absolute", f"{path}.path")
     require(_is_sha256(profile["sha256"]), "must be 64 lower-case hexadecimal digits", f"{path}.sha256")
 
 
