@@ -25,12 +25,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Clients that configure with plain mappings never pay for the class.
-    if name == "ForwardPassPerfModelConfig":
-        from fpmsdk.config.model import ForwardPassPerfModelConfig as value
-    elif name == "ForwardPassPerfOptions":
-        from fpmsdk.config.legacy import ForwardPassPerfOptions as value
-    else:
+    # Clients that configure with plain mappings never pay for the classes.
+    from importlib import import_module
+
+    home = {"ForwardPassPerfModelConfig": "model", "ForwardPassPerfOptions": "legacy"}.get(name)
+    if home is None:
         raise AttributeError(f"module 'fpmsdk.config' has no attribute {name!r}")
+    value = getattr(import_module(f"fpmsdk.config.{home}"), name)
     globals()[name] = value
     return value

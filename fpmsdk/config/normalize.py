@@ -55,10 +55,11 @@ def check_config(config: ConfigInput) -> dict[str, Any]:
     `auto`, and non-finite feature weights are floats: use it to read fields, `normalize_config` to store or
     send them.
     """
+    document: Any = config
     if isinstance(config, str):
         document = parse_text(config)
-    else:
-        document = config if isinstance(config, Mapping) else expand_request(_as_written(config))
+    elif hasattr(config, "document"):
+        document = expand_request(config.document())
     parsed = parse_document(document)
     validate(parsed)
     return parsed
@@ -86,16 +87,10 @@ def request_document(config: ConfigInput) -> Any:
     >>> request_document({"systems_paths": ("/", "/."), "transfer_policy": "balanced"})
     {'systems_paths': ['/'], 'transfer_policy': ['xquant', 'xshape']}
     """
-    if isinstance(config, str):
-        document = parse_text(config)
-    else:
-        document = config if isinstance(config, Mapping) else _as_written(config)
+    if hasattr(config, "document"):  # a ForwardPassPerfModelConfig, whose class need not be loaded to see it
+        return config.to_dict()
+    document = parse_text(config) if isinstance(config, str) else config
     return resolve_request(document) if isinstance(document, Mapping) else document
-
-
-def _as_written(config: Any) -> Any:
-    # The fields of a ForwardPassPerfModelConfig; the parser names what anything else is.
-    return config.document() if hasattr(config, "document") else config
 
 
 def _resolve(config: dict[str, Any]) -> None:
