@@ -6,7 +6,7 @@ Source: fpm-model.md section 2; clients.md section 2.1.
 import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from fpmsdk.config import ForwardPassPerfModelConfig, normalize_request
 from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
 from fpmsdk.perfmodel import readiness
 from fpmsdk.perfmodel.select import Selection, select
+
+if TYPE_CHECKING:
+    from fpmsdk._ext.pricing import FpmTiming
 
 Metrics = Any  # a rank (dict, object with its fields, encoded frame) or a list of the ranks of one iteration
 
@@ -160,6 +163,13 @@ class ForwardPassPerfModel:
             "max_rank": None,
             "ranks": [],
         }
+
+    def timing_model(self) -> "FpmTiming":
+        """What the model has learned so far, frozen, as the timing model of a replay."""
+        # Only a replay prices passes; an embedded model does not load the code that does.
+        from fpmsdk._ext.pricing import FpmTiming
+
+        return FpmTiming(self._estimator.serving)
 
     # --- tune ---
 

@@ -132,11 +132,11 @@ def test_tune_groups_the_ranks_of_an_iteration(tmp_path):
             encode_frame(
                 ForwardPassMetrics(dp_rank=rank, counter_id=counter, wall_time=0.01, scheduled_requests=work)
             )
-            for counter in range(1, 7)
+            for counter in range(1, 9)
             for rank in (1, 0)
         ],
     )
-    assert result_of("tune", str(path), "--attention-dp", "2")["iterations"] == 6
+    assert result_of("tune", str(path), "--attention-dp", "2")["iterations"] == 8
 
 
 def test_a_model_that_is_not_ready_afterwards_is_a_negative_result(write):
