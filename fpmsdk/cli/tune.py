@@ -38,7 +38,7 @@ def tune(
     with progress("tuning", len(iterations)) as advance:
         predicted_ms = predict_then_tune(model, iterations, advance=advance)
     diagnostics = model.diagnostics()
-    document = {
+    document: dict[str, Any] = {
         "iterations": len(iterations),
         "skipped": model.skipped_iterations(),
         "error": error_by_kind(predicted_ms, batch),

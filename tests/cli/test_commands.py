@@ -20,7 +20,7 @@ DECODE = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory):
     path = tmp_path_factory.mktemp("frames") / "some.bin.gz"
-    write_frames(path, fpmsdk.sample.train_frames()[:600])
+    write_frames(path, fpmsdk.sample.train_frames()[:3000])
     return str(path)
 
 
@@ -98,7 +98,7 @@ def test_demo_as_json_has_every_figure():
 
 def test_tune_reports_errors_skips_and_readiness(frames):
     result = result_of("tune", frames)
-    assert result["iterations"] == 600
+    assert result["iterations"] == 3000
     assert result["diagnostics"]["readiness"] == "ready"
     assert result["error"]["decode"]["mape_percent"] > 0
     assert set(result["skipped"]) >= {"idle", "zero_wall_time", "negative_wall_time"}
@@ -108,7 +108,7 @@ def test_tune_reports_errors_skips_and_readiness(frames):
 def test_tune_reads_recorder_files_and_several_streams(frames, write):
     record = {"received_at_ns": 1, "metrics": DECODE | {"wall_time": 0.005}}
     recorded = write("recorded.jsonl", "\n".join(json.dumps(record) for _ in range(3)))
-    assert result_of("tune", frames, recorded)["iterations"] == 603
+    assert result_of("tune", frames, recorded)["iterations"] == 3003
 
 
 def test_tune_takes_the_model_of_a_configuration_file(frames, write):
@@ -125,12 +125,18 @@ def test_tune_groups_the_ranks_of_an_iteration(tmp_path):
     from fpmsdk.metrics import ForwardPassMetrics, ScheduledRequestMetrics, encode_frame
 
     path = tmp_path / "ranks.bin"
-    work = ScheduledRequestMetrics(num_decode_requests=2, sum_decode_kv_tokens=900)
     write_frames(
         path,
         [
             encode_frame(
-                ForwardPassMetrics(dp_rank=rank, counter_id=counter, wall_time=0.01, scheduled_requests=work)
+                ForwardPassMetrics(
+                    dp_rank=rank,
+                    counter_id=counter,
+                    wall_time=0.01 * counter,
+                    scheduled_requests=ScheduledRequestMetrics(
+                        num_decode_requests=counter, sum_decode_kv_tokens=900 * counter
+                    ),
+                )
             )
             for counter in range(1, 9)
             for rank in (1, 0)

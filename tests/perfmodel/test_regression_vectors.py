@@ -54,9 +54,7 @@ def test_one_batch_learns_exactly_what_single_calls_learn():
 
 def test_statistics_follow_additions_and_removals():
     # Vector 1: the plane through (0, 0, 1), (2, 0, 5), (4, 0, 9), then without the first row.
-    model = build(
-        sampling={"bins_per_axis": [1, 1], "max_observations": 2}, min_observations=1
-    )
+    model = build(sampling={"bins_per_axis": [1, 1], "max_observations": 2}, min_observations=1)
     state = model._estimator.pure_decode.arrays
     for kv_tokens, wall_ms in ((0, 1.0), (2, 5.0)):
         model.tune_with_fpms(decode(1, kv_tokens, wall_ms))
@@ -170,7 +168,12 @@ def test_signed_slopes_are_recovered(dimensions, expected):
     steps, moduli = [5, 7, 11, 13], [17, 19, 23, 29]
     slopes = [1.5, -2.0, 0.25, 3.0]
     model = build(
-        fit={"linear": {"feature_axes": ["n", "maxE", "P", "attention"][: len(dimensions)], "non_negative": False}},
+        fit={
+            "linear": {
+                "feature_axes": ["n", "maxE", "P", "attention"][: len(dimensions)],
+                "non_negative": False,
+            }
+        },
         sampling={"max_observations": 200},
     )
 
