@@ -75,9 +75,8 @@ def test_each_iteration_is_predicted_before_it_is_learned():
     predicted = predict_then_tune(model, iterations, advance=steps.append)
     assert np.isnan(predicted[:3]).all()
     twin = ForwardPassPerfModel.best_available(config)
-    for position in range(3, 10):
-        twin.tune_with_fpms(
-            [[seen] for seen in (iterations[:3] if position == 3 else iterations[position - 1 : position])]
-        )
-        assert predicted[position] == twin.estimate_forward_pass_time_ms(iterations[position])
+    for position, iteration in enumerate(iterations[:10]):
+        if position >= 3:
+            assert predicted[position] == twin.estimate_forward_pass_time_ms(iteration)
+        twin.tune_with_fpms(iteration)
     assert sum(steps) == 512

@@ -71,7 +71,9 @@ class RecordedRun:
     def gaps_ms(self) -> NDArray[np.float64]:
         """Measured gaps between the tokens of the same request."""
         owner = np.repeat(np.arange(len(self.trace)), np.diff(self.token_offsets))
-        return np.diff(self.token_ms)[np.diff(owner) == 0]
+        same_request = np.diff(owner) == 0
+        gaps: NDArray[np.float64] = np.diff(self.token_ms)[same_request]
+        return gaps
 
 
 def read(path: str | Path, block_tokens: int) -> Trace:
