@@ -8,7 +8,12 @@ class CorrectionTable: ...
 
 class FixedStore:
     def __init__(
-        self, layout: Any, maxima: tuple[float, ...], bins: tuple[int, ...], max_observations: int, min_observations: int
+        self,
+        layout: Any,
+        maxima: tuple[float, ...],
+        bins: tuple[int, ...],
+        max_observations: int,
+        min_observations: int,
     ) -> None: ...
     @property
     def arrays(self) -> dict[str, NDArray[Any]]: ...
@@ -18,7 +23,9 @@ class FixedStore:
     def num_cells(self) -> int: ...
 
 class DynamicLocalStore:
-    def __init__(self, layout: Any, bins: tuple[int, ...], max_observations: int, min_observations: int) -> None: ...
+    def __init__(
+        self, layout: Any, bins: tuple[int, ...], max_observations: int, min_observations: int
+    ) -> None: ...
     @property
     def arrays(self) -> dict[str, NDArray[Any]]: ...
     @property

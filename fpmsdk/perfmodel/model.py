@@ -64,9 +64,7 @@ class ForwardPassPerfModel:
         raise AttributeError(f"'ForwardPassPerfModel' object has no attribute {name!r}")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration"
-        )
+        raise TypeError("a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration")
 
     def __repr__(self) -> str:
         config = self._selection.config
@@ -153,6 +151,15 @@ class ForwardPassPerfModel:
         batch: `FpmBatch`, or a sequence of iterations in the forms of `estimate_forward_pass_time_ms`.
         """
         return self._estimator.serving.estimate_columns(_as_batch(batch).columns)
+
+    def timing_model(self) -> "FpmTiming":
+        """A compiled timing model for replays: what has been learned by now, unaffected by later tuning.
+
+        Source: engine-and-replay.md section 4.
+        """
+        from fpmsdk._ext.pricing import FpmTiming
+
+        return FpmTiming(self._estimator.serving)
 
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
         """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
@@ -264,9 +271,7 @@ class ForwardPassPerfModel:
 
     # --- queries of other kinds of model ---
 
-    def static_phase_latency(
-        self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool
-    ) -> float:
+    def static_phase_latency(self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool) -> float:
         """Uncorrected latency in ms of a whole prefill or decode phase."""
         raise _needs("static_phase_latency", "a native estimator")
 
@@ -310,9 +315,7 @@ class ForwardPassPerfModel:
         """Save an online learner."""
         raise _needs("save_online_checkpoint", "an online fpm_learned estimator")
 
-    def save_state_snapshot(
-        self, path: str | PathLike[str], *, include_perf_db: bool = False
-    ) -> dict[str, Any]:
+    def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
         """Save what tuning has learned."""
         raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
 

@@ -92,8 +92,7 @@ class StateLayout:
         """Raise `StateLayoutError` for the first array that does not fit the declaration."""
         if list(arrays) != [item.name for item in self.fields]:
             raise StateLayoutError(
-                f"state of {self.name}: expected fields {[item.name for item in self.fields]}, "
-                f"found {list(arrays)}"
+                f"state of {self.name}: expected fields {[item.name for item in self.fields]}, found {list(arrays)}"
             )
         dims = self.dims(arrays)
         for item in self.fields:
@@ -116,7 +115,6 @@ class StateLayout:
     def digest(self) -> str:
         """SHA-256 of the declaration; changes whenever a field is added, moved, renamed or retyped."""
         text = "\n".join(
-            repr((item.name, item.dtype, item.shape, item.minimum, item.maximum, item.finite))
-            for item in self.fields
+            repr((item.name, item.dtype, item.shape, item.minimum, item.maximum, item.finite)) for item in self.fields
         )
         return hashlib.sha256(f"{self.name} {self.version}\n{text}".encode()).hexdigest()
