@@ -7,11 +7,12 @@ cimport numpy as np
 from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
+from fpmsdk._ext.pages cimport resized
 from fpmsdk._ext.pricing cimport PassPrice, PassPricer
-from fpmsdk._ext.scheduler cimport PassRecord, Requests, Scheduler, known_tokens, variance
+from fpmsdk._ext.scheduler cimport PassRecord, Requests, Scheduler, known_tokens
 
 import numpy as np
 
@@ -22,6 +23,8 @@ np.import_array()
 cdef enum:
     SETTLES_BETWEEN_SIGNAL_CHECKS = 4096
 
+cdef PassRecord _no_pass
+
 # The same fields in the same order as the structures in replay.pxd; every field has eight bytes.
 _PASS_ROW = np.dtype(
     [
@@ -31,36 +34,11 @@ _PASS_ROW = np.dtype(
         ("decode_ms", "f8"),
         ("worker", "i8"),
         ("composed", "i8"),
-        ("num_prefill_requests", "i8"),
-        ("sum_prefill_tokens", "i8"),
-        ("sum_prefill_kv_tokens", "i8"),
-        ("var_prefill_length", "f8"),
-        ("num_decode_requests", "i8"),
-        ("sum_decode_kv_tokens", "i8"),
-        ("var_decode_kv_tokens", "f8"),
-        ("num_queued_prefill", "i8"),
-        ("sum_queued_prefill_tokens", "i8"),
-        ("var_queued_prefill_length", "f8"),
-        ("num_queued_decode", "i8"),
-        ("sum_queued_decode_kv_tokens", "i8"),
-        ("var_queued_decode_kv_tokens", "f8"),
-        ("num_preempted", "i8"),
-        ("num_running", "i8"),
-        ("num_waiting", "i8"),
-        ("active_blocks", "i8"),
-        ("cached_free_blocks", "i8"),
+        *((name, "f8" if name.startswith("var_") else "i8") for name in <object>_no_pass),
     ]
 )
 _GAP_ROW = np.dtype([("gap_ms", "f8"), ("count", "i8")])
 _ADMISSION_ROW = np.dtype([("request", "i8"), ("at_ms", "f8"), ("reused_tokens", "i8")])
-
-
-cdef void* resized(void* memory, size_t size) except NULL nogil:
-    cdef void* moved = realloc(memory, size)
-    if moved == NULL:
-        with gil:
-            raise MemoryError(f"no memory for {size} bytes of replay records")
-    return moved
 
 
 cdef class Rows:
@@ -192,6 +170,7 @@ cdef class Rank:
         cdef int64_t position
         self.in_pass = False
         self.scheduler.complete()
+        self.recorder.committed_prefill_tokens += self.scheduler.record.committed_prefill_tokens
         self._record_token_times(end_ms)
         for position in range(self.num_ended()):
             self.recorder.times.end_ms[self.ended(position)] = end_ms
@@ -225,7 +204,6 @@ cdef class Rank:
         return 0
 
     cdef int _record_pass(self, double end_ms) except -1 nogil:
-        cdef PassRecord* record = &self.scheduler.record
         cdef PassRow* row = <PassRow*>self.recorder.passes.append()
         row.start_ms = self.start_ms
         row.end_ms = end_ms
@@ -233,24 +211,7 @@ cdef class Rank:
         row.decode_ms = self.price.decode_ms
         row.worker = self.index
         row.composed = self.price.composed
-        row.num_prefill_requests = record.prefill_prompts.count
-        row.sum_prefill_tokens = record.sum_prefill_tokens
-        row.sum_prefill_kv_tokens = record.sum_prefill_kv_tokens
-        row.var_prefill_length = variance(&record.prefill_prompts)
-        row.num_decode_requests = record.decode_kv.count
-        row.sum_decode_kv_tokens = record.decode_kv.total
-        row.var_decode_kv_tokens = variance(&record.decode_kv)
-        row.num_queued_prefill = record.queued_prefill.count
-        row.sum_queued_prefill_tokens = record.queued_prefill.total
-        row.var_queued_prefill_length = variance(&record.queued_prefill)
-        row.num_queued_decode = record.queued_decode.count
-        row.sum_queued_decode_kv_tokens = record.queued_decode.total
-        row.var_queued_decode_kv_tokens = variance(&record.queued_decode)
-        row.num_preempted = record.num_preempted
-        row.num_running = record.num_running
-        row.num_waiting = record.num_waiting
-        row.active_blocks = record.active_blocks
-        row.cached_free_blocks = record.cached_free_blocks
+        row.record = self.scheduler.record
         return 0
 
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from fpmsdk._ext.pricing cimport PassPrice, PassPricer
-from fpmsdk._ext.scheduler cimport Requests, Scheduler
+from fpmsdk._ext.scheduler cimport PassRecord, Requests, Scheduler
 
 
 cdef struct PassRow:
@@ -13,24 +13,7 @@ cdef struct PassRow:
     double decode_ms
     int64_t worker
     int64_t composed
-    int64_t num_prefill_requests
-    int64_t sum_prefill_tokens
-    int64_t sum_prefill_kv_tokens
-    double var_prefill_length
-    int64_t num_decode_requests
-    int64_t sum_decode_kv_tokens
-    double var_decode_kv_tokens
-    int64_t num_queued_prefill
-    int64_t sum_queued_prefill_tokens
-    double var_queued_prefill_length
-    int64_t num_queued_decode
-    int64_t sum_queued_decode_kv_tokens
-    double var_queued_decode_kv_tokens
-    int64_t num_preempted
-    int64_t num_running
-    int64_t num_waiting
-    int64_t active_blocks
-    int64_t cached_free_blocks
+    PassRecord record
 
 
 cdef struct GapRow:
@@ -71,6 +54,7 @@ cdef class Recorder:
     cdef RequestTimes times
     cdef readonly Rows passes, gaps, admissions
     cdef bint keeps_passes
+    cdef readonly int64_t committed_prefill_tokens
 
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil
 

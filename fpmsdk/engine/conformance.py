@@ -98,8 +98,8 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
                 "preempted": sorted(names[index] for index in decided["preempted"]),
                 "finished": sorted(names[index] for index in finished),
                 "free_blocks": decided["free_blocks"],
-                "running": decided["running"],
-                "waiting": decided["waiting"],
+                "running": decided["num_running"],
+                "waiting": decided["num_waiting"],
             }
             seen.update(decided["reused"])
             finished = scheduler.complete_pass()[1]

@@ -156,7 +156,7 @@ def replay_trace(
         passes={name: np.ascontiguousarray(passes[name]) for name in passes.dtype.names},
         gap_ms=np.ascontiguousarray(gaps["gap_ms"]),
         gap_count=np.ascontiguousarray(gaps["count"]),
-        committed_prefill_tokens=int(passes["sum_prefill_tokens"].sum()) if record_passes else None,
+        committed_prefill_tokens=replay.recorder.committed_prefill_tokens,
         clock_ms=replay.now_ms,
         wall_time_ms=wall_time_ms,
         num_workers=num_workers,
