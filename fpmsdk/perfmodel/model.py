@@ -171,13 +171,6 @@ class ForwardPassPerfModel:
             "ranks": [],
         }
 
-    def timing_model(self) -> "FpmTiming":
-        """What the model has learned so far, frozen, as the timing model of a replay."""
-        # Only a replay prices passes; an embedded model does not load the code that does.
-        from fpmsdk._ext.pricing import FpmTiming
-
-        return FpmTiming(self._estimator.serving)
-
     # --- tune ---
 
     def tune_with_fpms(self, iterations: Any) -> None:
