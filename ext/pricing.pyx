@@ -5,6 +5,7 @@ Not a model: what a tuned model knows is behind `ServingView`. Source: engine-an
 
 from libc.math cimport floor, fma, isfinite, rint
 from libc.stdint cimport UINT32_MAX, int64_t, uint32_t
+from libc.string cimport memset
 
 from fpmsdk.errors import TimingError
 
@@ -128,14 +129,16 @@ cdef class FpmTiming(TimingModel):
         self.view = view
         self.composes = True
 
+    def __repr__(self):
+        return "FpmTiming()"
+
     cdef void price(self, const PassShape* shape, PassPrice* price) noexcept nogil:
         cdef FpmRank rank
         cdef int64_t mean_end_tokens, mean_past_tokens
         # The telemetry a model learns from counts computed tokens: one less than the known ones of each request.
         cdef int64_t past_kv_tokens = min(shape.sum_decode_tokens - shape.num_decode, shape.kv_capacity_tokens)
-        rank.wall_time_s = 0.0
+        memset(&rank, 0, sizeof(FpmRank))
         rank.num_lengths = -1
-        rank.extend_lengths = rank.past_kv_lengths = NULL
         price.prefill_ms = price.decode_ms = 0.0
         if max(shape.sum_prefill_end_tokens, past_kv_tokens) > UINT32_MAX:
             price.status = OUT_OF_RANGE
@@ -186,11 +189,15 @@ cdef class PythonTiming(TimingModel):
                     f"timing: {type(provider).__name__} has no method {name}; give a timing model, a model object, "
                     "a mapping {type: fixed | polynomial}, or an object with predict_prefill_ms and predict_decode_ms"
                 )
+        self.provider_name = type(provider).__name__
         self.predict_prefill_ms = provider.predict_prefill_ms
         self.predict_decode_ms = provider.predict_decode_ms
         self.predict_mixed_pass_ms = getattr(provider, "predict_mixed_pass_ms", None)
         self.composes = self.predict_mixed_pass_ms is not None
         self.memo = {}
+
+    def __repr__(self):
+        return f"PythonTiming({self.provider_name})"
 
     cdef void price(self, const PassShape* shape, PassPrice* price) noexcept nogil:
         with gil:

@@ -2,7 +2,8 @@
 
     python -m fpmsdk.engine.conformance FILE...
 
-prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only when D is 0.
+prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only when
+D is 0.
 Not a replay: no time passes, the engine is stepped as the recording says. Source: vllm-facts.md 1 to 3.
 """
 
