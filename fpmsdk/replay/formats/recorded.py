@@ -60,9 +60,7 @@ class RecordedRun:
         times = np.append(self.token_ms, np.nan)
 
         def token(number: NDArray[np.int64]) -> NDArray[np.float64]:
-            chosen: NDArray[np.float64] = times[
-                np.where(number < counts, self.token_offsets[:-1] + number, -1)
-            ]
+            chosen: NDArray[np.float64] = times[np.where(number < counts, self.token_offsets[:-1] + number, -1)]
             return chosen
 
         first, second, last = token(0 * counts), token(0 * counts + 1), token(np.maximum(counts - 1, 0))
