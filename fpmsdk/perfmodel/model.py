@@ -8,9 +8,6 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk._ext.regression import LinearRegression
 from fpmsdk.config import ForwardPassPerfModelConfig, normalize_request
@@ -19,6 +16,9 @@ from fpmsdk.perfmodel import readiness
 from fpmsdk.perfmodel.select import Selection, select
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fpmsdk._ext.pricing import FpmTiming
 
 Metrics = Any  # a rank (dict, object with its fields, encoded frame) or a list of the ranks of one iteration
@@ -143,7 +143,7 @@ class ForwardPassPerfModel:
         """
         return self._estimator.serving.estimate_iteration(metrics, _decode_frame)
 
-    def estimate_many(self, batch: Any) -> NDArray[np.float64]:
+    def estimate_many(self, batch: Any) -> "NDArray[np.float64]":
         """Latencies in ms of many iterations, float64[n], NaN where the model is not ready.
 
         Parameters
@@ -201,13 +201,10 @@ class ForwardPassPerfModel:
     def diagnostics(self) -> dict[str, Any]:
         """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
         serving = self._estimator.serving
-        if serving.ready:
-            state = "ready"
-        else:
-            state = "insufficient_data" if self._warning is None else "unsupported_config"
+        not_ready = "insufficient_data" if self._warning is None else "unsupported_config"
         return {
             "source": "fallback_regression",
-            "readiness": state,
+            "readiness": "ready" if serving.ready else not_ready,
             "retained_observations": serving.retained_observations,
             "correction_ready_buckets": 0,
             "last_warning": self._warning,
