@@ -19,9 +19,7 @@ from fpmsdk.cli.inputs import (
 def estimate(
     fpm: Annotated[
         Path,
-        typer.Argument(
-            help="Forward-pass metrics (JSON): an object, or a list with one per rank; - is stdin."
-        ),
+        typer.Argument(help="Forward-pass metrics (JSON): an object, or a list with one per rank; - is stdin."),
     ],
     frames: Annotated[
         list[Path] | None, typer.Option("--frames", help="Telemetry to tune on before; may be repeated.")

@@ -19,9 +19,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", help="Canonical model configuration (JSON). Without it: a regression for vLLM."),
 ]
-WorkerTypeOption = Annotated[
-    str, typer.Option("--worker-type", help="Role of the worker, when no --config is given.")
-]
+WorkerTypeOption = Annotated[str, typer.Option("--worker-type", help="Role of the worker, when no --config is given.")]
 AttentionDpOption = Annotated[
     int, typer.Option("--attention-dp", min=1, help="Attention-DP ranks, when no --config is given.")
 ]

@@ -18,16 +18,12 @@ from fpmsdk.errors import ConfigError
 
 
 def replay(
-    trace: Annotated[
-        Path, typer.Argument(help="Request trace: .jsonl (Mooncake), .csv (Azure) or .json (recorded).")
-    ],
+    trace: Annotated[Path, typer.Argument(help="Request trace: .jsonl (Mooncake), .csv (Azure) or .json (recorded).")],
     *,
     format: Annotated[str | None, typer.Option("--format", help="mooncake, azure or recorded.")] = None,
     block_tokens: Annotated[int, typer.Option("--block-tokens", help="Prompt tokens per hash id.")] = 512,
     head: Annotated[int | None, typer.Option("--head", help="Serve the first so many requests only.")] = None,
-    launch: Annotated[
-        Path | None, typer.Option("--launch", help="Engine launch configuration (JSON).")
-    ] = None,
+    launch: Annotated[Path | None, typer.Option("--launch", help="Engine launch configuration (JSON).")] = None,
     fixed: Annotated[
         tuple[float, float] | None,
         typer.Option("--fixed", metavar="PREFILL_MS DECODE_MS", help="Price passes with two constants."),
@@ -40,9 +36,7 @@ def replay(
     worker_type: WorkerTypeOption = "aggregated",
     attention_dp: AttentionDpOption = 1,
     scheduler_rules: Annotated[Literal["vllm", "simulator"], typer.Option("--scheduler-rules")] = "vllm",
-    mixed_pass_pricing: Annotated[
-        Literal["composed", "separate"], typer.Option("--mixed-pass-pricing")
-    ] = "composed",
+    mixed_pass_pricing: Annotated[Literal["composed", "separate"], typer.Option("--mixed-pass-pricing")] = "composed",
     workers: Annotated[int, typer.Option("--workers", help="Identical workers behind a round robin.")] = 1,
     speedup: Annotated[float, typer.Option("--speedup", help="Divide arrival times by this.")] = 1.0,
     concurrency: Annotated[

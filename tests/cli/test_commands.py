@@ -87,9 +87,7 @@ def test_demo_prints_predicted_next_to_measured():
 def test_demo_as_json_has_every_figure():
     result = result_of("demo")
     for error in (result["error_after_training"], result["error_while_learning"]):
-        assert error["all"]["iterations"] == sum(
-            error[kind]["iterations"] for kind in ("prefill", "decode", "mixed")
-        )
+        assert error["all"]["iterations"] == sum(error[kind]["iterations"] for kind in ("prefill", "decode", "mixed"))
         assert 0 < error["all"]["mape_percent"] < 20
     for figures in (result["replay"][name] for name in ("ttft_ms", "itl_ms", "e2e_ms")):
         assert {"measured", "replayed", "error_percent"} == set(figures["p50"]) == set(figures["p90"])
@@ -174,9 +172,7 @@ def test_replay_reports_and_writes_the_records(tmp_path):
     written = json.loads(output.read_text())
     assert written["summary"] == result["summary"]
     assert len(written["per_request"]) == 20
-    assert (
-        "20 of 20 requests completed" in run("replay", REQUESTS, "--fixed", "50", "5", "--head", "20").stdout
-    )
+    assert "20 of 20 requests completed" in run("replay", REQUESTS, "--fixed", "50", "5", "--head", "20").stdout
 
 
 def test_replay_prices_with_a_model_tuned_on_frames_and_takes_options(frames, write):

@@ -67,9 +67,7 @@ def test_each_iteration_is_predicted_before_it_is_learned():
         "estimation_mode": "fpm_regression",
         "estimator_config": {"fpm_regression": {"min_observations": 3}},
     }
-    iterations = [
-        rank(0.001 * n, {"num_decode_requests": n, "sum_decode_kv_tokens": 100 * n}) for n in range(1, 601)
-    ]
+    iterations = [rank(0.001 * n, {"num_decode_requests": n, "sum_decode_kv_tokens": 100 * n}) for n in range(1, 601)]
     steps = []
     model = ForwardPassPerfModel.best_available(config)
     predicted = predict_then_tune(model, iterations, advance=steps.append)
