@@ -10,9 +10,8 @@ from fpmsdk.cli.inputs import (
     AttentionDpOption,
     ConfigOption,
     WorkerTypeOption,
-    build_model,
-    read_iterations,
     read_object,
+    tuned_model,
 )
 from fpmsdk.errors import ConfigError
 
@@ -33,8 +32,8 @@ def replay(
         typer.Option("--frames", help="Price passes with a model tuned on this telemetry; may be repeated."),
     ] = None,
     config: ConfigOption = None,
-    worker_type: WorkerTypeOption = "aggregated",
-    attention_dp: AttentionDpOption = 1,
+    worker_type: WorkerTypeOption = None,
+    attention_dp: AttentionDpOption = None,
     scheduler_rules: Annotated[Literal["vllm", "simulator"], typer.Option("--scheduler-rules")] = "vllm",
     mixed_pass_pricing: Annotated[Literal["composed", "separate"], typer.Option("--mixed-pass-pricing")] = "composed",
     workers: Annotated[int, typer.Option("--workers", help="Identical workers behind a round robin.")] = 1,
@@ -58,8 +57,8 @@ def replay(
 
     if fixed is not None and frames:
         raise ConfigError("--fixed and --frames both price the passes; give one of them")
-    if not frames and config is not None:
-        raise ConfigError("--config describes the model that --frames tunes; give --frames, or leave it out")
+    if not frames and (config is not None or worker_type is not None or attention_dp is not None):
+        raise ConfigError("--config and its like describe the model that --frames tunes; give --frames too")
     requests = Trace.read(trace, format, block_tokens=block_tokens)
     if head is not None:
         requests = requests.head(head)
@@ -67,7 +66,7 @@ def replay(
     if fixed is not None:
         timing = {"type": "fixed", "prefill_ms": fixed[0], "decode_ms": fixed[1]}
     elif frames:
-        timing = _tuned(frames, build_model(config, worker_type, attention_dp))
+        timing = tuned_model(frames, config, worker_type, attention_dp)
     bounds = {"ttft_ms": ttft_ms, "itl_ms": itl_ms, "e2e_ms": e2e_ms}
     with progress(f"replaying {len(requests):,} requests"):
         report = replay_trace(
@@ -88,11 +87,3 @@ def replay(
         json,
         report.table(),
     )
-
-
-def _tuned(frames: list[Path], model: Any) -> Any:
-    from fpmsdk import FpmBatch
-
-    ranks = model.diagnostics()["provenance"]["config"]["attention_dp"]
-    model.tune_with_fpms(FpmBatch.from_frames(read_iterations(frames, ranks)))
-    return model

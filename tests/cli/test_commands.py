@@ -213,6 +213,8 @@ def test_a_replay_in_which_nothing_completes_is_a_negative_result(write):
         (("replay", REQUESTS, "--ttft-ms", "0"), "sla.ttft_ms"),
         (("replay", REQUESTS, "--fixed", "1", "1", "--frames", "x.bin"), "give one of them"),
         (("replay", REQUESTS, "--config", "x.json"), "give --frames"),
+        (("tune", "x.bin", "--config", "x.json", "--attention-dp", "2"), "give them there"),
+        (("tune", "x.bin", "--worker-type", "agg"), "worker_type"),
         (("replay", REQUESTS, "--launch", "none.json"), "none.json"),
         (("replay", REQUESTS, "--head", "1", "--output", "/dev/null/report.json"), "/dev/null"),
         (("tune", "none.bin"), "none.bin"),
