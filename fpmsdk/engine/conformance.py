@@ -2,7 +2,8 @@
 
     python -m fpmsdk.engine.conformance FILE...
 
-prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only when D is 0.
+prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only when
+D is 0.
 Not a replay: no time passes, the engine is stepped as the recording says. Source: vllm-facts.md 1 to 3.
 """
 
@@ -30,7 +31,9 @@ def vllm_version(document: Mapping[str, Any]) -> tuple[int, int]:
     """
     match = re.search(r"vLLM (\d+)\.(\d+)", str(document.get("note", "")))
     if match is None:
-        raise TraceError("recording: field `note` does not name the vLLM version; expected 'vLLM MAJOR.MINOR'")
+        raise TraceError(
+            "recording: field `note` does not name the vLLM version; expected 'vLLM MAJOR.MINOR'"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -89,13 +92,15 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
             decided = scheduler.schedule_pass()
             yield {
                 "tokens": {names[index]: tokens for index, tokens in decided["tokens"].items()},
-                "new": {names[index]: tokens for index, tokens in decided["reused"].items() if index not in seen},
+                "new": {
+                    names[index]: tokens for index, tokens in decided["reused"].items() if index not in seen
+                },
                 "total": sum(decided["tokens"].values()),
                 "preempted": sorted(names[index] for index in decided["preempted"]),
                 "finished": sorted(names[index] for index in finished),
                 "free_blocks": decided["free_blocks"],
-                "running": decided["running"],
-                "waiting": decided["waiting"],
+                "running": decided["num_running"],
+                "waiting": decided["num_waiting"],
             }
             seen.update(decided["reused"])
             finished = scheduler.complete_pass()[1]
