@@ -87,9 +87,12 @@ def request_document(config: ConfigInput) -> Any:
     >>> request_document({"systems_paths": ("/", "/."), "transfer_policy": "balanced"})
     {'systems_paths': ['/'], 'transfer_policy': ['xquant', 'xshape']}
     """
-    if hasattr(config, "document"):  # a ForwardPassPerfModelConfig, whose class need not be loaded to see it
+    if isinstance(config, str):
+        document = parse_text(config)
+    elif isinstance(config, Mapping) or not hasattr(config, "to_dict"):
+        document = config
+    else:  # a ForwardPassPerfModelConfig; its class need not be loaded to see that
         return config.to_dict()
-    document = parse_text(config) if isinstance(config, str) else config
     return resolve_request(document) if isinstance(document, Mapping) else document
 
 

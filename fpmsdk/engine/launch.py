@@ -158,9 +158,7 @@ class EngineLaunchConfig:
         ['tensor_parallel_size conflicts with canonical tp']
         """
         checked = check_config(config)
-        document = (
-            launch_args.to_dict() if isinstance(launch_args, EngineLaunchConfig) else _document(launch_args)
-        )
+        document = launch_args.to_dict() if isinstance(launch_args, EngineLaunchConfig) else _document(launch_args)
         flat = "engine" not in document
         canonical = canonical_form(document) if flat else document
         if isinstance(engine := canonical["engine"], Mapping):

@@ -191,9 +191,7 @@ def _kv_transfer(engine: dict[str, Any]) -> None:
     bandwidth, path = engine["kv_transfer_bandwidth"], "engine.kv_transfer_bandwidth"
     _require(_is_nonnegative(bandwidth), "kv_transfer_bandwidth must be finite and non-negative", path)
     _require(
-        not bandwidth
-        or engine["worker_type"] != "prefill"
-        or engine["kv_transfer_bytes_per_token"] is not None,
+        not bandwidth or engine["worker_type"] != "prefill" or engine["kv_transfer_bytes_per_token"] is not None,
         "kv_transfer_bandwidth of worker_type prefill needs kv_transfer_bytes_per_token",
         path,
     )

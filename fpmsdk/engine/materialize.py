@@ -65,9 +65,7 @@ def materialize_engine_launch_config(
                 raise LaunchConfigError(f"{name} conflicts with canonical timing topology", name)
             sizes[name] = canonical
     elif memory and not explicit:
-        raise LaunchConfigError(
-            f"{', '.join(memory)}: memory inputs need num_gpu_blocks or a native timing_model"
-        )
+        raise LaunchConfigError(f"{', '.join(memory)}: memory inputs need num_gpu_blocks or a native timing_model")
     _check_parallel(parallel_config, sizes, worker_type)
     launch = EngineLaunchConfig.from_mapping(
         {
@@ -130,9 +128,7 @@ def _native_config(timing: Any, worker_type: str) -> dict[str, Any] | None:
     native = isinstance(timing, Mapping) and timing.get("provider") in NATIVE_PROVIDERS
     if not native or timing.get("type") != "external":
         return None
-    return canonical_performance_config(
-        _object(timing.get("config"), "timing_model.config"), worker_type=worker_type
-    )
+    return canonical_performance_config(_object(timing.get("config"), "timing_model.config"), worker_type=worker_type)
 
 
 def _rank(args: dict[str, Any]) -> dict[str, Any]:
@@ -140,9 +136,7 @@ def _rank(args: dict[str, Any]) -> dict[str, Any]:
     if nested is None:
         return args
     if args:
-        raise LaunchConfigError(
-            f"rank cannot be mixed with other scheduler fields: {', '.join(args)}", "rank"
-        )
+        raise LaunchConfigError(f"rank cannot be mixed with other scheduler fields: {', '.join(args)}", "rank")
     return dict(_object(nested, "rank"))
 
 
@@ -156,9 +150,7 @@ def _one_value(args: dict[str, Any], name: str, alias: str) -> Any:
     value, other = args.pop(name, None), args.pop(alias, None)
     if value is not None and other is not None and value != other:
         label = name.removesuffix("_size").replace("_", " ")
-        raise LaunchConfigError(
-            f"engine config has conflicting {label} aliases: {value!r} and {other!r}", name
-        )
+        raise LaunchConfigError(f"engine config has conflicting {label} aliases: {value!r} and {other!r}", name)
     return other if value is None else value
 
 

@@ -88,9 +88,7 @@ def test_asdict_is_loss_free_and_machine_independent():
     stored = dataclasses.asdict(config(systems_paths=("default", "~"), transfer_policy="balanced"))
     assert stored["systems_paths"] == ("default", "~")
     assert stored["transfer_policy"] == "balanced"
-    assert ForwardPassPerfModelConfig(**stored) == config(
-        systems_paths=("default", "~"), transfer_policy="balanced"
-    )
+    assert ForwardPassPerfModelConfig(**stored) == config(systems_paths=("default", "~"), transfer_policy="balanced")
 
 
 def test_to_dict_has_every_field_and_drops_encoder_parallel_when_none():

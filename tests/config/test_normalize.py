@@ -76,9 +76,7 @@ def test_some_fields_are_written_only_when_not_at_their_default(section, default
 def test_sampling_axes_are_written_only_when_not_the_default_pair():
     assert (
         "axes"
-        not in estimator(fpm_regression={"sampling": {"axes": ["attention", "moe"]}})["fpm_regression"][
-            "sampling"
-        ]
+        not in estimator(fpm_regression={"sampling": {"axes": ["attention", "moe"]}})["fpm_regression"]["sampling"]
     )
     swapped = estimator(fpm_regression={"sampling": {"axes": ["moe", "attention"]}})
     assert swapped["fpm_regression"]["sampling"]["axes"] == ["moe", "attention"]
@@ -203,11 +201,7 @@ def test_what_would_have_to_be_opened_is_a_missing_capability(changes, what):
 def test_learned_online_turns_correction_off_unless_written():
     config = BASE | LEARNED | {"estimator_config": {"fpm_learned": {"checkpoint_path": "/x"}}}
     assert check_config(config)["estimator_config"]["correction"]["enabled"] is False
-    frozen = (
-        BASE
-        | LEARNED
-        | {"estimator_config": {"fpm_learned": {"artifact_path": "/x", "adaptation": "frozen"}}}
-    )
+    frozen = BASE | LEARNED | {"estimator_config": {"fpm_learned": {"artifact_path": "/x", "adaptation": "frozen"}}}
     assert check_config(frozen)["estimator_config"]["correction"]["enabled"] is True
 
 
@@ -227,9 +221,7 @@ def test_a_null_history_weight_implies_no_ramp_in_the_learned_mode():
     assert check_config(config)["estimator_config"]["fpm_learned"]["history_weight_ramp_observations"] == 0
     with pytest.raises(ConfigError, match="history_weight_ramp_observations"):
         check_config(
-            BASE
-            | LEARNED
-            | {"estimator_config": {"fpm_learned": controls | {"history_weight_ramp_observations": 8}}}
+            BASE | LEARNED | {"estimator_config": {"fpm_learned": controls | {"history_weight_ramp_observations": 8}}}
         )
 
 
@@ -330,9 +322,7 @@ def test_normalisation_is_idempotent_and_survives_json(config):
 def test_the_order_of_the_keys_does_not_matter(config, random):
     keys = list(config)
     random.shuffle(keys)
-    assert json.dumps(normalize_config({key: config[key] for key in keys})) == json.dumps(
-        normalize_config(config)
-    )
+    assert json.dumps(normalize_config({key: config[key] for key in keys})) == json.dumps(normalize_config(config))
 
 
 def test_every_estimator_default_is_its_own_normal_form():

@@ -45,9 +45,7 @@ def test_an_alias_means_its_field(name, alias, value):
 
 @pytest.mark.parametrize(("name", "alias", "value"), ALIASES)
 @pytest.mark.parametrize("alias_first", [True, False])
-def test_a_field_and_its_alias_together_are_a_duplicate_of_the_canonical_name(
-    name, alias, value, alias_first
-):
+def test_a_field_and_its_alias_together_are_a_duplicate_of_the_canonical_name(name, alias, value, alias_first):
     pair = {alias: value, name: value} if alias_first else {name: value, alias: value}
     caught = fault(BASE | pair)
     assert str(caught) == f"{AT}duplicate field `{name}`"
@@ -307,9 +305,7 @@ def test_feature_weights_refuse_other_text_and_types(value):
 
 @pytest.mark.parametrize("weight", [0, -1, 1e308])
 def test_feature_weights_are_not_checked_for_sign(weight):
-    weights = normalize_config(estimator(features={"ffn_token_weight": weight}))["estimator_config"][
-        "features"
-    ]
+    weights = normalize_config(estimator(features={"ffn_token_weight": weight}))["estimator_config"]["features"]
     assert weights["ffn_token_weight"] == float(weight)
 
 
@@ -338,10 +334,7 @@ def test_all_feature_axes_are_known():
     for first in range(0, 19, 6):
         axes = list(AXIS.names[first : first + 6])
         config = fit(linear={"feature_axes": axes})
-        assert (
-            normalize_config(config)["estimator_config"]["fpm_regression"]["fit"]["linear"]["feature_axes"]
-            == axes
-        )
+        assert normalize_config(config)["estimator_config"]["fpm_regression"]["fit"]["linear"]["feature_axes"] == axes
 
 
 @pytest.mark.parametrize("value", [[], [1], [{"a": 1}]])
@@ -353,11 +346,7 @@ def test_an_array_is_no_object(section, value):
 @pytest.mark.parametrize("document", [5, None, [], "5", "null", '"x"', [("model", "m")]])
 def test_the_document_is_an_object(document):
     caught = fault(document)
-    assert (
-        str(caught).startswith(f"{AT}expected an object")
-        or "malformed" in str(caught)
-        or "JSON" in str(caught)
-    )
+    assert str(caught).startswith(f"{AT}expected an object") or "malformed" in str(caught) or "JSON" in str(caught)
 
 
 def test_field_names_are_strings():

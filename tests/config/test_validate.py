@@ -193,10 +193,7 @@ REFUSED = [
     ({"speculation": {"kind": "none", "params": {"a": 1}}}, "", ["none", "params"]),
     (ngram(), "", ["num_speculative_tokens"]),
     (ngram(num_speculative_tokens=1, a=1), "", ["num_speculative_tokens"]),
-    *(
-        (ngram(num_speculative_tokens=value), "", ["num_speculative_tokens"])
-        for value in (0, 6, True, 2.0, "2")
-    ),
+    *((ngram(num_speculative_tokens=value), "", ["num_speculative_tokens"]) for value in (0, 6, True, 2.0, "2")),
     (ngram(num_speculative_tokens=1) | {"backend": "trtllm"}, "", ["ngram", "backend vllm"]),
     ({"fpm_fmha_quant_mode": "bfloat16"}, "", ["fpm_fmha_quant_mode", "estimation_mode"]),
     (INTERPOLATION | {"fpm_fmha_quant_mode": "half"}, "", ["fpm_fmha_quant_mode", "fp8_block"]),

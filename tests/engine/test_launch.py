@@ -53,9 +53,7 @@ def test_recorded_launches(case):
 def test_dataclass_defaults_are_the_defaults_of_the_tables():
     assert EngineLaunchConfig() == EngineLaunchConfig.from_mapping({"engine": {}})
     assert [field.name for field in dataclasses.fields(EngineConfig)] == [item.name for item in ENGINE.fields]
-    assert [field.name for field in dataclasses.fields(EngineLaunchConfig)] == [
-        item.name for item in LAUNCH.fields
-    ]
+    assert [field.name for field in dataclasses.fields(EngineLaunchConfig)] == [item.name for item in LAUNCH.fields]
 
 
 @pytest.mark.parametrize(("backend", "size"), [("vllm", 64), ("sglang", 1), ("trtllm", 32)])

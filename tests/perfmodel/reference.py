@@ -16,18 +16,14 @@ class ReferenceSampler:
     def key(self, x):
         key = []
         for v, low, high, bins in zip(x, self.low, self.high, self.bins, strict=True):
-            key.append(
-                0 if high <= low else min(max(math.trunc((v - low) / (high - low) * bins), 0), bins - 1)
-            )
+            key.append(0 if high <= low else min(max(math.trunc((v - low) / (high - low) * bins), 0), bins - 1))
         return tuple(key)
 
     def rows(self):
         return [row for key in sorted(self.buckets) for row in self.buckets[key]]
 
     def insert(self, x, payload):
-        if self.fixed and any(
-            not low <= v <= high for v, low, high in zip(x, self.low, self.high, strict=True)
-        ):
+        if self.fixed and any(not low <= v <= high for v, low, high in zip(x, self.low, self.high, strict=True)):
             return
         if not self.fixed:
             low = [min(a, v) for a, v in zip(self.low, x, strict=True)]
