@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench compare-regression clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,7 +25,21 @@ lint: $(VENV)/.ready
 	$(BIN)/python -m pytest tests/test_cimport_order.py
 
 bench: $(VENV)/.ready
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only
+
+# The public peers, in an environment of their own outside the repository. Fails where they cannot be installed.
+PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
+PEER_WHEELS := aisimulate==0.13.0.dev202610270000000085 ai-dynamo==1.6.1
+
+$(PEERS)/regression/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/regression
+	$(PEERS)/regression/bin/pip install --quiet --pre --no-deps --only-binary :all: $(PEER_WHEELS)
+	$(PEERS)/regression/bin/pip install --quiet msgspec numpy packaging pandas pyarrow pydantic pyyaml
+	touch $@
+
+compare-regression: $(PEERS)/regression/.ready
+	$(PEERS)/regression/bin/pip install --quiet .
+	$(PEERS)/regression/bin/python -m benchmarks.compare.regression
 
 clean:
 	rm -rf build dist *.egg-info fpmsdk/_ext/*.so $(VENV)

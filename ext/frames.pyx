@@ -25,6 +25,9 @@ cnp.import_array()
 
 cdef extern from *:
     """
+    #if PY_VERSION_HEX < 0x030D0000
+    #define PyObject_GetOptionalAttr _PyObject_LookupAttr
+    #endif
     /* A field that may be absent: 1 and a new reference, 0, or -1 with an exception. */
     static int fpm_get_field(PyObject *source, PyObject *name, PyObject **value) {
         if (PyDict_Check(source)) {
@@ -32,11 +35,7 @@ cdef extern from *:
             Py_XINCREF(*value);
             return *value != NULL ? 1 : (PyErr_Occurred() ? -1 : 0);
         }
-        *value = PyObject_GetAttr(source, name);
-        if (*value != NULL) return 1;
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
-        PyErr_Clear();
-        return 0;
+        return PyObject_GetOptionalAttr(source, name, value);
     }
     """
     int fpm_get_field(object source, object name, PyObject** value) except -1

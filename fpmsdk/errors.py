@@ -83,9 +83,7 @@ class TraceError(FpmSdkError, ValueError):
     whole file or the form has no lines), `field` the offending field (empty when no single one is at fault).
     """
 
-    def __init__(
-        self, message: str, *, path: str | None = None, line: int | None = None, field: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, path: str | None = None, line: int | None = None, field: str = "") -> None:
         super().__init__(message)
         self.path = path
         self.line = line

@@ -96,9 +96,7 @@ def _data_roots() -> dict[str, str]:
         if found is None:
             roots[distribution] = "not installed"
         else:
-            roots[distribution] = (
-                str(systems) if systems is not None and systems.is_dir() else "holds no systems"
-            )
+            roots[distribution] = str(systems) if systems is not None and systems.is_dir() else "holds no systems"
     return roots
 
 

@@ -10,24 +10,19 @@ from fpmsdk.cli.inputs import (
     AttentionDpOption,
     ConfigOption,
     WorkerTypeOption,
-    build_model,
-    read_iterations,
     read_object,
+    tuned_model,
 )
 from fpmsdk.errors import ConfigError
 
 
 def replay(
-    trace: Annotated[
-        Path, typer.Argument(help="Request trace: .jsonl (Mooncake), .csv (Azure) or .json (recorded).")
-    ],
+    trace: Annotated[Path, typer.Argument(help="Request trace: .jsonl (Mooncake), .csv (Azure) or .json (recorded).")],
     *,
     format: Annotated[str | None, typer.Option("--format", help="mooncake, azure or recorded.")] = None,
     block_tokens: Annotated[int, typer.Option("--block-tokens", help="Prompt tokens per hash id.")] = 512,
     head: Annotated[int | None, typer.Option("--head", help="Serve the first so many requests only.")] = None,
-    launch: Annotated[
-        Path | None, typer.Option("--launch", help="Engine launch configuration (JSON).")
-    ] = None,
+    launch: Annotated[Path | None, typer.Option("--launch", help="Engine launch configuration (JSON).")] = None,
     fixed: Annotated[
         tuple[float, float] | None,
         typer.Option("--fixed", metavar="PREFILL_MS DECODE_MS", help="Price passes with two constants."),
@@ -37,12 +32,10 @@ def replay(
         typer.Option("--frames", help="Price passes with a model tuned on this telemetry; may be repeated."),
     ] = None,
     config: ConfigOption = None,
-    worker_type: WorkerTypeOption = "aggregated",
-    attention_dp: AttentionDpOption = 1,
+    worker_type: WorkerTypeOption = None,
+    attention_dp: AttentionDpOption = None,
     scheduler_rules: Annotated[Literal["vllm", "simulator"], typer.Option("--scheduler-rules")] = "vllm",
-    mixed_pass_pricing: Annotated[
-        Literal["composed", "separate"], typer.Option("--mixed-pass-pricing")
-    ] = "composed",
+    mixed_pass_pricing: Annotated[Literal["composed", "separate"], typer.Option("--mixed-pass-pricing")] = "composed",
     workers: Annotated[int, typer.Option("--workers", help="Identical workers behind a round robin.")] = 1,
     speedup: Annotated[float, typer.Option("--speedup", help="Divide arrival times by this.")] = 1.0,
     concurrency: Annotated[
@@ -64,8 +57,8 @@ def replay(
 
     if fixed is not None and frames:
         raise ConfigError("--fixed and --frames both price the passes; give one of them")
-    if not frames and config is not None:
-        raise ConfigError("--config describes the model that --frames tunes; give --frames, or leave it out")
+    if not frames and (config is not None or worker_type is not None or attention_dp is not None):
+        raise ConfigError("--config and its like describe the model that --frames tunes; give --frames too")
     requests = Trace.read(trace, format, block_tokens=block_tokens)
     if head is not None:
         requests = requests.head(head)
@@ -73,7 +66,7 @@ def replay(
     if fixed is not None:
         timing = {"type": "fixed", "prefill_ms": fixed[0], "decode_ms": fixed[1]}
     elif frames:
-        timing = _tuned(frames, build_model(config, worker_type, attention_dp))
+        timing = tuned_model(frames, config, worker_type, attention_dp)
     bounds = {"ttft_ms": ttft_ms, "itl_ms": itl_ms, "e2e_ms": e2e_ms}
     with progress(f"replaying {len(requests):,} requests"):
         report = replay_trace(
@@ -94,11 +87,3 @@ def replay(
         json,
         report.table(),
     )
-
-
-def _tuned(frames: list[Path], model: Any) -> Any:
-    from fpmsdk import FpmBatch
-
-    ranks = model.diagnostics()["provenance"]["config"]["attention_dp"]
-    model.tune_with_fpms(FpmBatch.from_frames(read_iterations(frames, ranks)))
-    return model

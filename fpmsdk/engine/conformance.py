@@ -32,9 +32,7 @@ def vllm_version(document: Mapping[str, Any]) -> tuple[int, int]:
     """
     match = re.search(r"vLLM (\d+)\.(\d+)", str(document.get("note", "")))
     if match is None:
-        raise TraceError(
-            "recording: field `note` does not name the vLLM version; expected 'vLLM MAJOR.MINOR'"
-        )
+        raise TraceError("recording: field `note` does not name the vLLM version; expected 'vLLM MAJOR.MINOR'")
     return int(match[1]), int(match[2])
 
 
@@ -97,9 +95,7 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
             decided = scheduler.schedule_pass()
             yield {
                 "tokens": {names[index]: tokens for index, tokens in decided["tokens"].items()},
-                "new": {
-                    names[index]: tokens for index, tokens in decided["reused"].items() if index not in seen
-                },
+                "new": {names[index]: tokens for index, tokens in decided["reused"].items() if index not in seen},
                 "total": sum(decided["tokens"].values()),
                 "preempted": sorted(names[index] for index in decided["preempted"]),
                 "finished": sorted(names[index] for index in finished),

@@ -119,12 +119,8 @@ class FpmBatch:
         columns |= {name: self._arrays[name] for name in COLUMNS if name != "num_lengths"}
         present = self.num_lengths >= 0
         if present.any():
-            offsets = pa.array(
-                np.append(self.lengths_start, len(self.extend_lengths)), mask=np.append(~present, False)
-            )
-            columns |= {
-                name: pa.ListArray.from_arrays(offsets, pa.array(self._arrays[name])) for name in _LISTS
-            }
+            offsets = pa.array(np.append(self.lengths_start, len(self.extend_lengths)), mask=np.append(~present, False))
+            columns |= {name: pa.ListArray.from_arrays(offsets, pa.array(self._arrays[name])) for name in _LISTS}
         return pa.table(columns)
 
     def __getitem__(self, key: slice) -> "FpmBatch":
@@ -199,10 +195,7 @@ def _lists(table: "pyarrow.Table") -> dict[str, NDArray[Any]]:
     if len(given) == 1:
         raise MetricsError(f"column {given[0]} needs its partner: give {_LISTS[0]} and {_LISTS[1]} together")
     lists = {name: table[name].to_pylist() for name in _LISTS}
-    sizes = {
-        name: np.array([-1 if item is None else len(item) for item in lists[name]], np.int64)
-        for name in _LISTS
-    }
+    sizes = {name: np.array([-1 if item is None else len(item) for item in lists[name]], np.int64) for name in _LISTS}
     bad = sizes[_LISTS[0]] != sizes[_LISTS[1]]
     if bad.any():
         row = int(np.argmax(bad))

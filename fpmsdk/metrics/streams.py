@@ -57,9 +57,7 @@ def read_frames(path: str | PathLike[str]) -> list[bytes]:
     return frames
 
 
-def _truncated(
-    path: str | PathLike[str], frames: list[bytes], at: int, expected: str, found: int
-) -> FrameDecodeError:
+def _truncated(path: str | PathLike[str], frames: list[bytes], at: int, expected: str, found: int) -> FrameDecodeError:
     return FrameDecodeError(
         f"{fspath(path)}: truncated in frame {len(frames)} at byte {at}: expected {expected}, found {found}; "
         f"the {len(frames)} frames before it are complete"
@@ -99,9 +97,7 @@ class FpmStream:
                     raise self._error(number, 'expected an object with the object "metrics"')
                 received_at_ns = row.get("received_at_ns")
                 if not isinstance(received_at_ns, int) or isinstance(received_at_ns, bool):
-                    raise self._error(
-                        number, f"received_at_ns: expected an integer, found {received_at_ns!r}"
-                    )
+                    raise self._error(number, f"received_at_ns: expected an integer, found {received_at_ns!r}")
                 yield received_at_ns, row["metrics"]
 
     def _error(self, number: int, reason: str) -> FrameDecodeError:

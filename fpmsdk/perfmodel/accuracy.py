@@ -68,9 +68,7 @@ def predict_then_tune(
     return predictions
 
 
-def error_by_kind(
-    predicted_ms: NDArray[np.float64], batch: FpmBatch
-) -> dict[str, dict[str, float | int | None]]:
+def error_by_kind(predicted_ms: NDArray[np.float64], batch: FpmBatch) -> dict[str, dict[str, float | int | None]]:
     """Error of predictions against the measured latencies, by kind and over all.
 
     Returns
@@ -89,9 +87,7 @@ def error_by_kind(
     kind_of_code = np.array([KINDS.index(_KIND_OF_WORKLOAD[name]) for name in WORKLOAD_KINDS])
     kinds = kind_of_code[batch.workload_kinds()]  # code -1, idle, is unmeasured and never counted
     known = ~np.isnan(measured)
-    errors = {
-        name: _error(predicted_ms, measured, known & (kinds == code)) for code, name in enumerate(KINDS)
-    }
+    errors = {name: _error(predicted_ms, measured, known & (kinds == code)) for code, name in enumerate(KINDS)}
     return errors | {"all": _error(predicted_ms, measured, known)}
 
 

@@ -6,17 +6,21 @@ Source: fpm-model.md section 2; clients.md section 2.1.
 import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, NoReturn, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk._ext.regression import LinearRegression
-from fpmsdk.config import ForwardPassPerfModelConfig, normalize_request
+from fpmsdk.config import normalize_request
 from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
 from fpmsdk.perfmodel import readiness
 from fpmsdk.perfmodel.select import Selection, select
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpmsdk._ext.pricing import FpmTiming
+    from fpmsdk.config import ForwardPassPerfModelConfig
 
 Metrics = Any  # a rank (dict, object with its fields, encoded frame) or a list of the ranks of one iteration
 
@@ -61,9 +65,7 @@ class ForwardPassPerfModel:
         raise AttributeError(f"'ForwardPassPerfModel' object has no attribute {name!r}")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration"
-        )
+        raise TypeError("a ForwardPassPerfModel cannot be pickled or copied; build another from its configuration")
 
     def __repr__(self) -> str:
         config = self._selection.config
@@ -77,7 +79,7 @@ class ForwardPassPerfModel:
     @classmethod
     def best_available(
         cls,
-        config: ForwardPassPerfModelConfig | Mapping[str, Any] | None = None,
+        config: "ForwardPassPerfModelConfig | Mapping[str, Any] | None" = None,
         *,
         state_snapshot: Any = None,
     ) -> Self:
@@ -101,18 +103,18 @@ class ForwardPassPerfModel:
         return cls(select(normalize_request(config)))
 
     @staticmethod
-    def normalize_config(config: ForwardPassPerfModelConfig | Mapping[str, Any]) -> dict[str, Any]:
+    def normalize_config(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
         """The canonical form of a configuration, validated, without building a model."""
         return normalize_request(config)
 
     @staticmethod
-    def learned_identity(config: ForwardPassPerfModelConfig | Mapping[str, Any]) -> NoReturn:
+    def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> NoReturn:
         """Deployment identity for learned artifacts."""
         raise MissingCapabilityError("this release has no learned estimators (learned_identity)")
 
     @staticmethod
     def estimate_cache_budget(
-        config: ForwardPassPerfModelConfig | Mapping[str, Any], budget: Mapping[str, Any]
+        config: "ForwardPassPerfModelConfig | Mapping[str, Any]", budget: Mapping[str, Any]
     ) -> NoReturn:
         """KV-cache budget of a measured deployment profile."""
         raise MissingCapabilityError("this release cannot read deployment profiles (estimate_cache_budget)")
@@ -142,7 +144,7 @@ class ForwardPassPerfModel:
         """
         return self._estimator.serving.estimate_iteration(metrics, _decode_frame)
 
-    def estimate_many(self, batch: Any) -> NDArray[np.float64]:
+    def estimate_many(self, batch: Any) -> "NDArray[np.float64]":
         """Latencies in ms of many iterations, float64[n], NaN where the model is not ready.
 
         Parameters
@@ -150,6 +152,15 @@ class ForwardPassPerfModel:
         batch: `FpmBatch`, or a sequence of iterations in the forms of `estimate_forward_pass_time_ms`.
         """
         return self._estimator.serving.estimate_columns(_as_batch(batch).columns)
+
+    def timing_model(self) -> "FpmTiming":
+        """A compiled timing model for replays: what has been learned by now, unaffected by later tuning.
+
+        Source: engine-and-replay.md section 4.
+        """
+        from fpmsdk._ext.pricing import FpmTiming
+
+        return FpmTiming(self._estimator.serving)
 
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
         """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
@@ -191,13 +202,10 @@ class ForwardPassPerfModel:
     def diagnostics(self) -> dict[str, Any]:
         """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
         serving = self._estimator.serving
-        if serving.ready:
-            state = "ready"
-        else:
-            state = "insufficient_data" if self._warning is None else "unsupported_config"
+        not_ready = "insufficient_data" if self._warning is None else "unsupported_config"
         return {
             "source": "fallback_regression",
-            "readiness": state,
+            "readiness": "ready" if serving.ready else not_ready,
             "retained_observations": serving.retained_observations,
             "correction_ready_buckets": 0,
             "last_warning": self._warning,
@@ -254,9 +262,7 @@ class ForwardPassPerfModel:
 
     # --- queries of other kinds of model ---
 
-    def static_phase_latency(
-        self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool
-    ) -> float:
+    def static_phase_latency(self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool) -> float:
         """Uncorrected latency in ms of a whole prefill or decode phase."""
         raise _needs("static_phase_latency", "a native estimator")
 
@@ -300,9 +306,7 @@ class ForwardPassPerfModel:
         """Save an online learner."""
         raise _needs("save_online_checkpoint", "an online fpm_learned estimator")
 
-    def save_state_snapshot(
-        self, path: str | PathLike[str], *, include_perf_db: bool = False
-    ) -> dict[str, Any]:
+    def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
         """Save what tuning has learned."""
         raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
 

@@ -85,9 +85,7 @@ def build_regression(config: dict[str, Any]) -> LinearRegression:
             sampling["max_observations"],
         )
 
-    return LinearRegression(
-        config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store
-    )
+    return LinearRegression(config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store)
 
 
 def _weights(features: dict[str, Any]) -> tuple[float, float, float]:

@@ -4,8 +4,7 @@ Source: fpm-model.md section 4.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fpmsdk._ext.estimator import Estimator
 from fpmsdk.errors import MissingCapabilityError, PerfDataNotAvailableError
@@ -21,8 +20,7 @@ REPORTED_NAMES = {"op_level": "OpLevel", "fpm_interpolation": "FpmInterpolation"
 FALLBACK_SAFE = (MissingCapabilityError, PerfDataNotAvailableError, OSError)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The estimator that was built and why.
 
     `config` is the canonical configuration that repeats this selection, `failures` lists the candidates before it.

@@ -38,9 +38,7 @@ def compare_with_measured(report: ReplayReport, run: RecordedRun) -> dict[str, d
     if report.request_columns["request_id"].tolist() != run.trace.request_ids.tolist():
         raise TraceError("the replay and the measured run have different requests; compare runs of one trace")
     if len(run.token_ms) == 0:
-        raise TraceError(
-            "the run has no token_times; only a measured run can be compared with", field="token_times"
-        )
+        raise TraceError("the run has no token_times; only a measured run can be compared with", field="token_times")
     summary = report.summary
     measured = run.latencies()
     gaps_ms = run.gaps_ms()

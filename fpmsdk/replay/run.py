@@ -127,9 +127,7 @@ def replay_trace(
     )
     requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
     replay = Replay(
-        _schedulers(
-            trace, requests, launch, num_workers, {"scheduler_rules": scheduler_rules, **vllm_settings}
-        ),
+        _schedulers(trace, requests, launch, num_workers, {"scheduler_rules": scheduler_rules, **vllm_settings}),
         pricer,
         dp_size=launch.dp_size,
         arrival_ms=trace.arrival_ms / arrival_speedup_ratio,
@@ -197,8 +195,7 @@ def as_timing_model(timing: Any) -> TimingModel:
             "build the model and give it as timing="
         )
     raise TimingError(
-        f"timing is {dict(timing)!r}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} "
-        "or a model"
+        f"timing is {dict(timing)!r}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} or a model"
     )
 
 
@@ -305,6 +302,13 @@ def _columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
     return {name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()}
 
 
+def _session_names(trace: Trace) -> NDArray[np.object_]:
+    """The session of each row; None for a request that is a session of its own."""
+    names = trace.session_ids[trace.session_index]
+    names[np.bincount(trace.session_index)[trace.session_index] == 1] = None
+    return names
+
+
 def _request_columns(
     trace: Trace, requests: Requests, recorder: Recorder, engine: EngineConfig, scheduler_rules: str
 ) -> dict[str, NDArray[Any]]:
@@ -320,18 +324,14 @@ def _request_columns(
     outcomes = {Status.COMPLETED: "completed", Status.REJECTED: "rejected"}
     columns: dict[str, NDArray[Any]] = {
         "request_id": trace.request_ids,
-        "session_id": trace.session_ids[trace.session_index],
+        "session_id": _session_names(trace),
         "turn_index": trace.turn_index,
         "prompt_tokens": trace.prompt_tokens,
         "requested_output_tokens": trace.output_tokens,
         "output_tokens": requests.column("generated_tokens"),
         "num_preemptions": requests.column("num_preemptions"),
-        "status": np.array(
-            [outcomes.get(Status(value), "unfinished") for value in requests.column("status")], object
-        ),
-        "rejection_reason": np.array(
-            [reasons[Refusal(value)] for value in requests.column("refusal")], object
-        ),
+        "status": np.array([outcomes.get(Status(value), "unfinished") for value in requests.column("status")], object),
+        "rejection_reason": np.array([reasons[Refusal(value)] for value in requests.column("refusal")], object),
         **{name: recorder.column(name) for name in _RECORDED_COLUMNS},
     }
     arrived = ~np.isnan(columns["arrival_ms"])

@@ -5,21 +5,20 @@ of the declaration is committed per layout version, so that a field cannot chang
 Source: architecture decision 3; fpm-model.md section 7.
 """
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fpmsdk.errors import StateLayoutError
 
-Arrays = dict[str, NDArray[Any]]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class StateField:
+class StateField(NamedTuple):
     """One array of an estimator's state.
 
     Parameters
@@ -48,8 +47,7 @@ class StateField:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StateLayout:
+class StateLayout(NamedTuple):
     """The ordered fields of one estimator's state.
 
     Example
@@ -64,13 +62,13 @@ class StateLayout:
 
     name: str
     version: int
-    fields: tuple[StateField, ...] = field(default=())
+    fields: tuple[StateField, ...]
 
-    def allocate(self, **dims: int) -> Arrays:
+    def allocate(self, **dims: int) -> "Arrays":
         """Zeroed arrays for the given dimensions."""
         return {item.name: np.zeros(item.lengths(dims), item.dtype) for item in self.fields}
 
-    def grow(self, arrays: Arrays, **dims: int) -> Arrays:
+    def grow(self, arrays: "Arrays", **dims: int) -> "Arrays":
         """Copies with longer dimensions; every old element keeps its index and no dimension shrinks."""
         old = self.dims(arrays)
         new = old | {name: max(length, old[name]) for name, length in dims.items()}
@@ -79,7 +77,7 @@ class StateLayout:
             grown[name][tuple(slice(length) for length in array.shape)] = array
         return grown
 
-    def dims(self, arrays: Arrays) -> dict[str, int]:
+    def dims(self, arrays: "Arrays") -> dict[str, int]:
         """The dimensions that given arrays have, read off the first field that shows each."""
         found: dict[str, int] = {}
         for item in self.fields:
@@ -88,18 +86,17 @@ class StateLayout:
                     found.setdefault(axis.removesuffix("+1"), length - axis.endswith("+1"))
         return found
 
-    def check(self, arrays: Arrays) -> None:
+    def check(self, arrays: "Arrays") -> None:
         """Raise `StateLayoutError` for the first array that does not fit the declaration."""
         if list(arrays) != [item.name for item in self.fields]:
             raise StateLayoutError(
-                f"state of {self.name}: expected fields {[item.name for item in self.fields]}, "
-                f"found {list(arrays)}"
+                f"state of {self.name}: expected fields {[item.name for item in self.fields]}, found {list(arrays)}"
             )
         dims = self.dims(arrays)
         for item in self.fields:
             self._check_field(item, arrays[item.name], dims)
 
-    def _check_field(self, item: StateField, array: NDArray[Any], dims: Mapping[str, int]) -> None:
+    def _check_field(self, item: StateField, array: "NDArray[Any]", dims: Mapping[str, int]) -> None:
         where = f"state of {self.name}, field {item.name}"
         if array.dtype != np.dtype(item.dtype) or array.shape != item.lengths(dims):
             raise StateLayoutError(
@@ -115,8 +112,9 @@ class StateLayout:
 
     def digest(self) -> str:
         """SHA-256 of the declaration; changes whenever a field is added, moved, renamed or retyped."""
+        import hashlib
+
         text = "\n".join(
-            repr((item.name, item.dtype, item.shape, item.minimum, item.maximum, item.finite))
-            for item in self.fields
+            repr((item.name, item.dtype, item.shape, item.minimum, item.maximum, item.finite)) for item in self.fields
         )
         return hashlib.sha256(f"{self.name} {self.version}\n{text}".encode()).hexdigest()

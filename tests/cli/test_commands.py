@@ -20,7 +20,7 @@ DECODE = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory):
     path = tmp_path_factory.mktemp("frames") / "some.bin.gz"
-    write_frames(path, fpmsdk.sample.train_frames()[:600])
+    write_frames(path, fpmsdk.sample.train_frames()[:3000])
     return str(path)
 
 
@@ -87,9 +87,7 @@ def test_demo_prints_predicted_next_to_measured():
 def test_demo_as_json_has_every_figure():
     result = result_of("demo")
     for error in (result["error_after_training"], result["error_while_learning"]):
-        assert error["all"]["iterations"] == sum(
-            error[kind]["iterations"] for kind in ("prefill", "decode", "mixed")
-        )
+        assert error["all"]["iterations"] == sum(error[kind]["iterations"] for kind in ("prefill", "decode", "mixed"))
         assert 0 < error["all"]["mape_percent"] < 20
     for figures in (result["replay"][name] for name in ("ttft_ms", "itl_ms", "e2e_ms")):
         assert {"measured", "replayed", "error_percent"} == set(figures["p50"]) == set(figures["p90"])
@@ -98,7 +96,7 @@ def test_demo_as_json_has_every_figure():
 
 def test_tune_reports_errors_skips_and_readiness(frames):
     result = result_of("tune", frames)
-    assert result["iterations"] == 600
+    assert result["iterations"] == 3000
     assert result["diagnostics"]["readiness"] == "ready"
     assert result["error"]["decode"]["mape_percent"] > 0
     assert set(result["skipped"]) >= {"idle", "zero_wall_time", "negative_wall_time"}
@@ -108,7 +106,7 @@ def test_tune_reports_errors_skips_and_readiness(frames):
 def test_tune_reads_recorder_files_and_several_streams(frames, write):
     record = {"received_at_ns": 1, "metrics": DECODE | {"wall_time": 0.005}}
     recorded = write("recorded.jsonl", "\n".join(json.dumps(record) for _ in range(3)))
-    assert result_of("tune", frames, recorded)["iterations"] == 603
+    assert result_of("tune", frames, recorded)["iterations"] == 3003
 
 
 def test_tune_takes_the_model_of_a_configuration_file(frames, write):
@@ -125,18 +123,24 @@ def test_tune_groups_the_ranks_of_an_iteration(tmp_path):
     from fpmsdk.metrics import ForwardPassMetrics, ScheduledRequestMetrics, encode_frame
 
     path = tmp_path / "ranks.bin"
-    work = ScheduledRequestMetrics(num_decode_requests=2, sum_decode_kv_tokens=900)
     write_frames(
         path,
         [
             encode_frame(
-                ForwardPassMetrics(dp_rank=rank, counter_id=counter, wall_time=0.01, scheduled_requests=work)
+                ForwardPassMetrics(
+                    dp_rank=rank,
+                    counter_id=counter,
+                    wall_time=0.01 * counter,
+                    scheduled_requests=ScheduledRequestMetrics(
+                        num_decode_requests=counter, sum_decode_kv_tokens=900 * counter
+                    ),
+                )
             )
-            for counter in range(1, 7)
+            for counter in range(1, 9)
             for rank in (1, 0)
         ],
     )
-    assert result_of("tune", str(path), "--attention-dp", "2")["iterations"] == 6
+    assert result_of("tune", str(path), "--attention-dp", "2")["iterations"] == 8
 
 
 def test_a_model_that_is_not_ready_afterwards_is_a_negative_result(write):
@@ -168,9 +172,7 @@ def test_replay_reports_and_writes_the_records(tmp_path):
     written = json.loads(output.read_text())
     assert written["summary"] == result["summary"]
     assert len(written["per_request"]) == 20
-    assert (
-        "20 of 20 requests completed" in run("replay", REQUESTS, "--fixed", "50", "5", "--head", "20").stdout
-    )
+    assert "20 of 20 requests completed" in run("replay", REQUESTS, "--fixed", "50", "5", "--head", "20").stdout
 
 
 def test_replay_prices_with_a_model_tuned_on_frames_and_takes_options(frames, write):
@@ -211,6 +213,8 @@ def test_a_replay_in_which_nothing_completes_is_a_negative_result(write):
         (("replay", REQUESTS, "--ttft-ms", "0"), "sla.ttft_ms"),
         (("replay", REQUESTS, "--fixed", "1", "1", "--frames", "x.bin"), "give one of them"),
         (("replay", REQUESTS, "--config", "x.json"), "give --frames"),
+        (("tune", "x.bin", "--config", "x.json", "--attention-dp", "2"), "give them there"),
+        (("tune", "x.bin", "--worker-type", "agg"), "worker_type"),
         (("replay", REQUESTS, "--launch", "none.json"), "none.json"),
         (("replay", REQUESTS, "--head", "1", "--output", "/dev/null/report.json"), "/dev/null"),
         (("tune", "none.bin"), "none.bin"),
