@@ -36,9 +36,7 @@ class CachingRank:
             num_gpu_blocks=num_gpu_blocks,
             block_size=4,
             max_num_batched_tokens=max_num_batched_tokens,
-            keys=prefix_keys(
-                prompts, [[ord(name) for name in names] for _, _, names in requests], 4, 4, outputs
-            ),
+            keys=prefix_keys(prompts, [[ord(name) for name in names] for _, _, names in requests], 4, 4, outputs),
         )
 
     def admit(self, *requests):
@@ -119,9 +117,7 @@ def test_free_hits_use_up_capacity_and_shared_ones_do_not():
 def test_of_several_copies_the_first_published_one_is_found():
     # Requests 0 and 1 compute "ab" in the same passes, block by block, because neither can find the other's.
     # While 0 runs on, its copy is in use: a hit on it needs no free block, a hit on 1's copy would.
-    rank = CachingRank(
-        (9, 30, "abc"), (9, 1, "abd"), (9, 1, "abe"), num_gpu_blocks=7, max_num_batched_tokens=4
-    )
+    rank = CachingRank((9, 30, "abc"), (9, 1, "abd"), (9, 1, "abe"), num_gpu_blocks=7, max_num_batched_tokens=4)
     assert rank.admit(0, 1)["tokens"] == {0: 4}
     for _ in range(4):
         rank.admit()

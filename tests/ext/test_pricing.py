@@ -178,9 +178,7 @@ def test_an_exception_of_a_python_object_comes_out_as_it_is_and_is_not_remembere
     ],
 )
 def test_an_unusable_latency_is_an_error_that_names_it(answers, part):
-    with pytest.raises(
-        TimingError, match=f"returned a {part} latency of {answers[part]} ms for a pass of 2 prefill"
-    ):
+    with pytest.raises(TimingError, match=f"returned a {part} latency of {answers[part]} ms for a pass of 2 prefill"):
         price(PythonTiming(Provider(**answers)), **PREFILL, **DECODE)
 
 
@@ -239,22 +237,15 @@ def test_a_mixed_pass_is_one_iteration_of_the_model(model, timing):
 
 def test_pure_passes_are_pure_iterations(model, timing):
     # Prefill totals are batch times floored means: 3 x (366 - 200) new tokens after 3 x 200.
-    prefill_ms = price(
-        timing, num_prefill=3, sum_prefill_end_tokens=1100, sum_prefill_past_tokens=600, **CAPACITY
-    )[0]
-    assert prefill_ms == pytest.approx(
-        model.estimate_forward_pass_time_ms(iteration((3, 498, 600))), abs=1e-6
-    )
+    prefill_ms = price(timing, num_prefill=3, sum_prefill_end_tokens=1100, sum_prefill_past_tokens=600, **CAPACITY)[0]
+    assert prefill_ms == pytest.approx(model.estimate_forward_pass_time_ms(iteration((3, 498, 600))), abs=1e-6)
     decode_ms = price(timing, num_decode=3, sum_decode_tokens=700, **CAPACITY)[1]
-    assert decode_ms == pytest.approx(
-        model.estimate_forward_pass_time_ms(iteration(decode=(3, 697))), abs=1e-6
-    )
+    assert decode_ms == pytest.approx(model.estimate_forward_pass_time_ms(iteration(decode=(3, 697))), abs=1e-6)
 
 
 def test_decode_tokens_are_limited_by_the_capacity(timing):
     full, over = (
-        price(timing, num_decode=3, sum_decode_tokens=tokens, kv_capacity_tokens=600)[1]
-        for tokens in (603, 900)
+        price(timing, num_decode=3, sum_decode_tokens=tokens, kv_capacity_tokens=600)[1] for tokens in (603, 900)
     )
     assert full == over
 
@@ -282,9 +273,7 @@ def test_without_mixed_experience_a_mixed_pass_is_priced_apart_and_counted():
 
 
 def test_an_untuned_model_says_what_it_is_not_ready_for():
-    with pytest.raises(
-        TimingError, match=r"not ready to price a pass of 2 prefill requests \(13 new tokens after 0\)"
-    ):
+    with pytest.raises(TimingError, match=r"not ready to price a pass of 2 prefill requests \(13 new tokens after 0\)"):
         price(FpmTiming(tuned([]).serving), **PREFILL)
 
 

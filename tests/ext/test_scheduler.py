@@ -117,9 +117,7 @@ def test_a_queue_that_capacity_kept_waiting_lifts_the_cadence():  # U16
 
 def test_a_one_token_remainder_is_admitted_on_a_throttled_step():  # U16
     prompt = np.zeros(5, np.int64)
-    keys = PrefixKeys(
-        np.array([5, 5]), np.array([9, 1]), np.array([0, 5, 10]), np.concatenate([prompt, prompt]), 1, 4
-    )
+    keys = PrefixKeys(np.array([5, 5]), np.array([9, 1]), np.array([0, 5, 10]), np.concatenate([prompt, prompt]), 1, 4)
     scheduler = Scheduler(
         Requests([5, 5], [9, 1]),
         "simulator",
@@ -220,9 +218,7 @@ def test_the_long_prefill_threshold_cuts_chunks(version, adaptive, alone, togeth
 
 def test_the_watermark_keeps_blocks_free_while_others_run():
     shapes = [(4, 9), (24, 1)]
-    assert (
-        len(rank(shapes, "vllm", num_gpu_blocks=10, max_num_batched_tokens=64).schedule_pass()["tokens"]) == 2
-    )
+    assert len(rank(shapes, "vllm", num_gpu_blocks=10, max_num_batched_tokens=64).schedule_pass()["tokens"]) == 2
     held_back = rank(shapes, "vllm", num_gpu_blocks=10, max_num_batched_tokens=64, watermark=0.3)
     assert list(held_back.schedule_pass()["tokens"]) == [0]
     alone = rank([(32, 1)], "vllm", num_gpu_blocks=10, max_num_batched_tokens=64, watermark=0.3)

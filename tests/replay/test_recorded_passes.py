@@ -70,7 +70,5 @@ def test_every_recorded_pass_is_reproduced():
     for column, name in COUNTS.items():
         assert getattr(batch, column).tolist() == [one_pass[name] for one_pass in decided], column
     for column, name in VARIANCES.items():
-        np.testing.assert_allclose(
-            [one_pass[name] for one_pass in decided], getattr(batch, column), atol=1e-6
-        )
+        np.testing.assert_allclose([one_pass[name] for one_pass in decided], getattr(batch, column), atol=1e-6)
     assert sum(len(one_pass["preempted"]) for one_pass in decided) > 0

@@ -81,9 +81,7 @@ def test_a_request_that_outgrows_the_cache_ends_the_replay_and_is_named(rules, c
 
 
 def test_a_prompt_that_no_unchunked_pass_can_hold_is_named_under_simulator_rules():
-    with pytest.raises(
-        RequestNeverFitsError, match="exceeds max_num_batched_tokens = 16 without chunked prefill"
-    ):
+    with pytest.raises(RequestNeverFitsError, match="exceeds max_num_batched_tokens = 16 without chunked prefill"):
         replayed((17, 1), engine={"enable_chunked_prefill": False}, scheduler_rules="simulator")
 
 
@@ -115,9 +113,7 @@ def test_unfinished_requests_are_reported_as_such():
 
 
 def test_a_rejected_turn_lets_its_session_go_on():
-    report = replayed(
-        (8, 2), (300, 1), (8, 2), columns={"session_ids": ["s"] * 3, "delay_ms": [0.0, 5.0, 5.0]}
-    )
+    report = replayed((8, 2), (300, 1), (8, 2), columns={"session_ids": ["s"] * 3, "delay_ms": [0.0, 5.0, 5.0]})
     assert column(report, "status") == ["completed", "rejected", "completed"]
     assert column(report, "arrival_ms") == [0.0, 16.0, 21.0]
 
@@ -345,9 +341,7 @@ def test_the_launch_may_be_given_as_an_object_or_left_out():
 )
 def test_a_replay_is_repeatable_ordered_in_time_and_loses_nobody(shapes, rules, num_workers, caching):
     engine = {"num_gpu_blocks": 20, "enable_prefix_caching": caching, "max_num_seqs": 3}
-    first, second = (
-        replayed(*shapes, engine=engine, scheduler_rules=rules, num_workers=num_workers) for _ in range(2)
-    )
+    first, second = (replayed(*shapes, engine=engine, scheduler_rules=rules, num_workers=num_workers) for _ in range(2))
     assert first.requests.equals(second.requests)
     assert first.passes.equals(second.passes)
     for row in first.requests.to_pylist():
