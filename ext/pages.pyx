@@ -5,7 +5,7 @@ index. Source: engine-and-replay.md 2.4 and 2.5, vllm-facts.md 2 and 3.1.
 """
 
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 import numpy as np
@@ -298,12 +298,13 @@ cdef class KvCache:
     """
 
     def __init__(self, int64_t num_requests, int64_t num_blocks, int64_t block_size, PrefixKeys keys):
-        cdef size_t size = max(num_requests, 1) * sizeof(BlockTable)
         self.pool = BlockPool(num_blocks, keys is not None)
         self.block_size = block_size
         self.keys = keys
-        self.tables = <BlockTable*>resized(NULL, size)
-        memset(self.tables, 0, size)
+        # Untouched pages of calloc cost nothing: of many ranks each sees few of the requests.
+        self.tables = <BlockTable*>calloc(max(num_requests, 1), sizeof(BlockTable))
+        if self.tables == NULL:
+            raise MemoryError(f"no memory for the block tables of {num_requests} requests")
         self.num_requests = num_requests
 
     def __dealloc__(self):

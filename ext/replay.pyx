@@ -4,6 +4,7 @@ Not the report: metrics are computed from the arrays recorded here. Source: engi
 """
 
 cimport numpy as np
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t
@@ -51,20 +52,27 @@ cdef class Rows:
     def __dealloc__(self):
         free(self.memory)
 
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.memory, self.length * self.row_bytes, True, flags)
+        self.num_exports += 1
+
+    def __releasebuffer__(self, Py_buffer* buffer):
+        self.num_exports -= 1
+
     cdef void* append(self) except NULL nogil:
         """A new uninitialised row."""
         if self.length == self.capacity:
+            if self.num_exports > 0:
+                with gil:
+                    raise BufferError("rows that are being read cannot grow")
             self.capacity = max(1024, 2 * self.capacity)
             self.memory = <char*>resized(self.memory, self.capacity * self.row_bytes)
         self.length += 1
         return &self.memory[(self.length - 1) * self.row_bytes]
 
     def array(self):
-        """Return a copy of the rows."""
-        rows = np.empty(self.length, self.dtype)
-        if self.length:
-            rows.view(np.uint8)[:] = <np.uint8_t[: self.length * self.row_bytes]><np.uint8_t*>self.memory
-        return rows
+        """Return the rows, not a copy: read-only, and the table cannot grow while it is in use."""
+        return np.frombuffer(self, self.dtype) if self.length else np.empty(0, self.dtype)
 
 
 cdef class Recorder:

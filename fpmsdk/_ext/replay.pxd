@@ -31,7 +31,7 @@ cdef class Rows:
     cdef object dtype
     cdef char* memory
     cdef size_t row_bytes
-    cdef int64_t length, capacity
+    cdef int64_t length, capacity, num_exports
 
     cdef void* append(self) except NULL nogil
 
