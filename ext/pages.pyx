@@ -314,6 +314,9 @@ cdef class KvCache:
         free(self.tables)
         free(self.hits)
 
+    cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil:
+        return blocks_for(tokens, self.block_size) <= self.pool.num_blocks
+
     cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens) except -1 nogil:
         """Look up the longest cached prefix of a waiting request, at most `max_tokens`; return its tokens.
 
@@ -340,19 +343,18 @@ cdef class KvCache:
         """Free blocks that vanish when the request of the last lookup holds `tokens`; a free hit counts too."""
         return max(0, blocks_for(tokens, self.block_size) - self.num_hits) + self.num_free_hits
 
-    cdef bint admit(self, int64_t request, int64_t tokens) except -1 nogil:
-        """First allocation: take the hits of the last lookup, then new blocks up to `tokens`. All or nothing."""
+    cdef int admit(self, int64_t request, int64_t tokens) except -1 nogil:
+        """First allocation: the hits of the last lookup, then new blocks up to `tokens`, which the caller checked."""
         cdef BlockTable* table = &self.tables[request]
         cdef int64_t hit
-        if self.blocks_to_admit(tokens) > self.pool.num_free():
-            return False
         # All hits are taken before any new block: a request must not evict its own prefix.
         self._reserve_table(table, self.num_hits)
         for hit in range(self.num_hits):
             self.pool.share(self.hits[hit])
             table.blocks[hit] = self.hits[hit]
         table.length = table.num_published = self.num_hits
-        return self.extend(request, tokens)
+        self.extend(request, tokens)
+        return 0
 
     cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil:
         """Let the request hold `tokens`. All or nothing."""
@@ -388,6 +390,12 @@ cdef class KvCache:
 
     cdef int64_t active_blocks(self) noexcept nogil:
         return self.pool.num_blocks - self.pool.num_free()
+
+    cdef int64_t free_blocks(self) noexcept nogil:
+        return self.pool.num_free()
+
+    cdef int64_t published_free_blocks(self) noexcept nogil:
+        return self.pool.num_evictable
 
     cdef int _reserve_table(self, BlockTable* table, int64_t length) except -1 nogil:
         if length > table.capacity:
