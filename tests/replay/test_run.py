@@ -129,6 +129,19 @@ def test_ranks_of_a_group_end_with_the_slowest():
     assert column(report, "end_ms") == [11.0, 12.0]
 
 
+def test_the_prefill_cadence_starts_anew_with_each_busy_period():
+    # Round robin over two ranks: the fifth request meets the third on rank 0. Their period starts at 100 ms; its
+    # passes 1 to 3 only decode, the fourth takes the new prompt.
+    report = replayed(
+        (4, 2), (4, 2), (4, 20), (4, 1), (4, 1),
+        arrivals=[0.0, 0.0, 100.0, 100.0, 105.0],
+        engine={"prefill_schedule_interval": 4},
+        launch={"dp_size": 2},
+        scheduler_rules="simulator",
+    )  # fmt: skip
+    assert column(report, "first_token_ms")[2:] == [110.0, 110.0, 124.0]
+
+
 def test_priority_serves_the_smaller_value_first():
     options = {"columns": {"priority": [0, 5, 1]}, "engine": {"max_num_seqs": 1}}
     shapes = [(8, 2), (8, 2), (8, 2)]
