@@ -37,8 +37,8 @@ cdef class PrefixTrie:
     """Interns chains of prompt pieces: equal chains from the root, and only those, get the same node."""
 
     cdef TrieNode* nodes
-    cdef int64_t num_nodes, nodes_capacity
-    cdef int64_t* slots
+    cdef int64_t num_nodes
+    cdef int64_t* slots        # hash table of nodes, at most half full
     cdef int64_t num_slots
 
     def __dealloc__(self):
@@ -46,38 +46,35 @@ cdef class PrefixTrie:
         free(self.slots)
 
     cdef int64_t child(self, int64_t parent, int64_t content) except -1 nogil:
-        cdef uint64_t slot
-        cdef int64_t node
+        cdef int64_t* slot
         if 2 * self.num_nodes >= self.num_slots:
             self._grow()
-        slot = mix(<uint64_t>parent * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>content) & <uint64_t>(self.num_slots - 1)
-        while self.slots[slot] != NONE:
-            node = self.slots[slot]
-            if self.nodes[node].parent == parent and self.nodes[node].content == content:
-                return node
-            slot = (slot + 1) & <uint64_t>(self.num_slots - 1)
-        node = self.num_nodes
-        self.nodes[node].parent = parent
-        self.nodes[node].content = content
-        self.slots[slot] = node
-        self.num_nodes += 1
-        return node
+        slot = self._slot(parent, content)
+        if slot[0] == NONE:
+            slot[0] = self.num_nodes
+            self.nodes[self.num_nodes] = TrieNode(parent, content)
+            self.num_nodes += 1
+        return slot[0]
+
+    cdef int64_t* _slot(self, int64_t parent, int64_t content) noexcept nogil:
+        """Where the child is, or where it belongs."""
+        cdef uint64_t position = mix(<uint64_t>parent * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>content)
+        cdef int64_t node
+        while True:
+            position &= <uint64_t>(self.num_slots - 1)
+            node = self.slots[position]
+            if node == NONE or (self.nodes[node].parent == parent and self.nodes[node].content == content):
+                return &self.slots[position]
+            position += 1
 
     cdef int _grow(self) except -1 nogil:
         cdef int64_t node
-        cdef uint64_t slot
-        cdef int64_t size = max(1024, 2 * self.num_slots)
-        self.slots = <int64_t*>resized(self.slots, size * sizeof(int64_t))
-        self.nodes = <TrieNode*>resized(self.nodes, (size // 2 + 1) * sizeof(TrieNode))
-        memset(self.slots, 0xFF, size * sizeof(int64_t))
-        self.num_slots = size
+        self.num_slots = max(1024, 2 * self.num_slots)
+        self.slots = <int64_t*>resized(self.slots, self.num_slots * sizeof(int64_t))
+        self.nodes = <TrieNode*>resized(self.nodes, self.num_slots // 2 * sizeof(TrieNode))
+        memset(self.slots, 0xFF, self.num_slots * sizeof(int64_t))
         for node in range(self.num_nodes):
-            slot = mix(
-                <uint64_t>self.nodes[node].parent * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>self.nodes[node].content
-            ) & <uint64_t>(size - 1)
-            while self.slots[slot] != NONE:
-                slot = (slot + 1) & <uint64_t>(size - 1)
-            self.slots[slot] = node
+            self._slot(self.nodes[node].parent, self.nodes[node].content)[0] = node
         return 0
 
 
@@ -139,10 +136,9 @@ cdef class PrefixKeys:
                         node = trie.child(node, hash_ids[hash_offsets[request] + piece])
                         piece += 1
                     self.keys[self.first_key[request] + block] = node
-        self.num_shared_keys = trie.num_nodes
         self.first_own_key = np.zeros(count, np.int64)
         for request in range(count):
-            self.first_own_key[request] = self.num_shared_keys + num_own
+            self.first_own_key[request] = trie.num_nodes + num_own
             num_own += (prompt_tokens[request] + output_tokens[request]) // block_size
 
     cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil:

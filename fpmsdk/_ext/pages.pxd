@@ -14,7 +14,6 @@ cdef inline void* resized(void* memory, size_t size) except NULL nogil:
 
 cdef class PrefixKeys:
     cdef readonly int64_t block_size
-    cdef int64_t num_shared_keys       # keys below this one may be common to several requests
     cdef int64_t[::1] first_key        # [n + 1] where the keys of a request's full prompt blocks start in `keys`
     cdef int64_t[::1] keys
     cdef int64_t[::1] first_own_key    # [n] where the keys of a request's other blocks start
