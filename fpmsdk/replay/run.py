@@ -21,8 +21,8 @@ from fpmsdk._ext.pages import PrefixKeys
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
 from fpmsdk._ext.replay import Recorder, Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Scheduler, Status
-from fpmsdk.engine.launch import EngineConfig, EngineLaunchConfig
 from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError
+from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
