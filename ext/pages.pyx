@@ -313,10 +313,10 @@ cdef class KvCache:
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil:
         return blocks_for(tokens, self.block_size) <= self.pool.num_blocks
 
-    cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens) except -1 nogil:
+    cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) except -1 nogil:
         """Look up the longest cached prefix of a waiting request, at most `max_tokens`; return its tokens.
 
-        The blocks found are remembered for `blocks_to_admit` and `admit`.
+        The last `num_dropped` blocks found are not used; the others are remembered for `blocks_to_admit` and `admit`.
         """
         cdef int64_t block, found
         cdef int64_t max_blocks = max_tokens // self.block_size
@@ -332,7 +332,9 @@ cdef class KvCache:
                 break
             self.hits[block] = found
             self.num_hits += 1
-            self.num_free_hits += self.pool.is_free(found)
+        self.num_hits = max(0, self.num_hits - num_dropped)
+        for block in range(self.num_hits):
+            self.num_free_hits += self.pool.is_free(self.hits[block])
         return self.num_hits * self.block_size
 
     cdef int64_t blocks_to_admit(self, int64_t tokens) noexcept nogil:
@@ -363,6 +365,17 @@ cdef class KvCache:
             table.blocks[table.length] = self.pool.take()
             table.length += 1
         return True
+
+    cdef int64_t missing_blocks(self, int64_t request, int64_t tokens) noexcept nogil:
+        """Blocks that the request would have to take to hold `tokens`."""
+        return max(0, blocks_for(tokens, self.block_size) - self.tables[request].length)
+
+    cdef void shrink(self, int64_t request, int64_t tokens) noexcept nogil:
+        """Give back the unpublished blocks at the end that `tokens` do not need."""
+        cdef BlockTable* table = &self.tables[request]
+        while table.length > blocks_for(tokens, self.block_size):
+            table.length -= 1
+            self.pool.give_back(table.blocks[table.length])
 
     cdef void publish(self, int64_t request, int64_t tokens) noexcept nogil:
         """Make the full blocks among the first `tokens` findable, already for later requests of the same pass."""

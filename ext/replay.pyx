@@ -35,6 +35,7 @@ _PASS_ROW = np.dtype(
         ("decode_ms", "f8"),
         ("worker", "i8"),
         ("composed", "i8"),
+        ("emitted_tokens", "i8"),
         *((name, "f8" if name.startswith("var_") else "i8") for name in <object>_no_pass),
     ]
 )
@@ -197,21 +198,25 @@ cdef class Rank:
 
     cdef int _record_token_times(self, double now) except -1 nogil:
         cdef RecordedRequests* record = &self.recorder.requests
-        cdef int64_t position, request, generated, first_gap = self.recorder.gaps.length
+        cdef int64_t position, request, generated, before, extra, first_gap = self.recorder.gaps.length
         for position in range(self.scheduler.emitted.length):
             request = self.scheduler.emitted.items[position]
             generated = self.scheduler.requests.columns.generated_tokens[request]
-            if generated == 1:
+            before = generated - self.scheduler.burst_tokens.items[position]
+            if before == 0:
                 record.first_token_ms[request] = now
                 record.last_token_ms[request] = now
                 continue
-            if generated == 2:
+            if before == 1:
                 record.second_token_ms[request] = now
             self.recorder.count_gap(now - record.last_token_ms[request], first_gap)
+            for extra in range(before + 1, generated):  # the other tokens of a burst come with the first
+                self.recorder.count_gap(0.0, first_gap)
             record.last_token_ms[request] = now
         return 0
 
     cdef int _record_pass(self, double end_ms) except -1 nogil:
+        cdef int64_t position
         cdef PassRow* row = <PassRow*>self.recorder.passes.append()
         row.start_ms = self.start_ms
         row.end_ms = end_ms
@@ -219,6 +224,9 @@ cdef class Rank:
         row.decode_ms = self.price.decode_ms
         row.worker = self.index
         row.composed = self.price.composed
+        row.emitted_tokens = 0
+        for position in range(self.scheduler.burst_tokens.length):
+            row.emitted_tokens += self.scheduler.burst_tokens.items[position]
         row.record = self.scheduler.record
         return 0
 

@@ -11,6 +11,7 @@ from libc.stdlib cimport free
 from libc.string cimport memmove, memset
 
 from fpmsdk._ext.pages cimport PrefixKeys, resized
+from fpmsdk._ext.speculation cimport DraftAcceptance
 
 import numpy as np
 
@@ -95,6 +96,7 @@ cdef class Requests:
             "generated_tokens": np.zeros(count, np.int64),
             "computed_tokens": np.zeros(count, np.int64),
             "num_preemptions": np.zeros(count, np.int64),
+            "has_drafts": np.zeros(count, np.int8),
             "status": np.zeros(count, np.int8),
             "refusal": np.zeros(count, np.int8),
         }
@@ -105,6 +107,7 @@ cdef class Requests:
         self.columns.generated_tokens = <int64_t*>np.PyArray_DATA(self.arrays["generated_tokens"])
         self.columns.computed_tokens = <int64_t*>np.PyArray_DATA(self.arrays["computed_tokens"])
         self.columns.num_preemptions = <int64_t*>np.PyArray_DATA(self.arrays["num_preemptions"])
+        self.columns.has_drafts = <int8_t*>np.PyArray_DATA(self.arrays["has_drafts"])
         self.columns.status = <int8_t*>np.PyArray_DATA(self.arrays["status"])
         self.columns.refusal = <int8_t*>np.PyArray_DATA(self.arrays["refusal"])
 
@@ -130,6 +133,8 @@ cdef class Scheduler:
     scheduling_policy : "fcfs" or "priority"
     keys : PrefixKeys or None
         None turns prefix caching off.
+    drafts : DraftAcceptance or None
+        Multi-token prediction: after its first token a request emits bursts.
     prefill_schedule_interval : int
         Attention-DP cadence; 1 schedules prefill in every pass.
     long_prefill_token_threshold, long_prefill_token_threshold_adaptive, vllm_version
@@ -165,6 +170,7 @@ cdef class Scheduler:
         preemption_mode="lifo",
         scheduling_policy="fcfs",
         PrefixKeys keys=None,
+        DraftAcceptance drafts=None,
         prefill_schedule_interval=1,
         long_prefill_token_threshold=0,
         long_prefill_token_threshold_adaptive=False,
@@ -176,6 +182,7 @@ cdef class Scheduler:
         self.vllm_rules = scheduler_rules == "vllm"
         self.num_gpu_blocks = num_gpu_blocks
         self.kv = KvCache(requests.count, num_gpu_blocks - self.vllm_rules, block_size, keys)
+        self.drafts = drafts
         self.max_num_seqs = limit_or_none(max_num_seqs)
         self.max_num_batched_tokens = limit_or_none(max_num_batched_tokens)
         self.max_model_len = limit_or_none(max_model_len)
@@ -197,6 +204,7 @@ cdef class Scheduler:
         free(self.preempted.items)
         free(self.rejected.items)
         free(self.emitted.items)
+        free(self.burst_tokens.items)
         free(self.finished.items)
 
     cdef bint submit(self, int64_t request) except -1 nogil:
@@ -230,6 +238,8 @@ cdef class Scheduler:
             self._schedule_waiting()
             if not self.defer_prefills:
                 self.prefill_capacity_bound = self.waiting.length > 0
+        if self.drafts is not None:
+            self._reserve_bursts()
         self._describe()
         return 0
 
@@ -249,6 +259,7 @@ cdef class Scheduler:
             while victim != request and not self.kv.extend(request, computed + tokens):
                 position = self._victim()
                 victim = self.running.items[position]
+                self._withdraw(victim)
                 self._preempt(position)
                 # The simulator leaves its cursor where it was: whoever moved up before it computes nothing now.
                 if position < cursor and self.vllm_rules:
@@ -279,6 +290,8 @@ cdef class Scheduler:
             cached = self.kv.find_prefix(
                 request,
                 known if not self.vllm_rules and requests.output_tokens[request] == 0 else known - 1,
+                # The drafting layers need the tokens before a draft computed, too.
+                0 if self.drafts is None or requests.output_tokens[request] == 0 else 1,
             )
             tokens = self._chunk(request, cached)
             # No bypass: while the head cannot run, no smaller follower overtakes it.
@@ -355,39 +368,84 @@ cdef class Scheduler:
         return worst
 
     cdef int _preempt(self, int64_t position) except -1 nogil:
-        """Take a running request out of the pass and the cache; it keeps its generated tokens."""
+        """Take a running request out of the cache; it keeps its generated tokens."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t request = remove_at(&self.running, position)
-        cdef int64_t item
-        # A victim that was already scheduled in this pass gives its tokens back.
-        for item in range(self.num_scheduled):
-            if self.scheduled[item].request == request:
-                self.budget += self.scheduled[item].tokens
-                self.num_scheduled -= 1
-                memmove(
-                    &self.scheduled[item],
-                    &self.scheduled[item + 1],
-                    (self.num_scheduled - item) * sizeof(ScheduledItem),
-                )
-                break
         self.kv.release(request)
         requests.computed_tokens[request] = 0
+        requests.has_drafts[request] = False
         requests.num_preemptions[request] += 1
         requests.status[request] = PREEMPTED
         self._enqueue(request)
         append(&self.preempted, request)
         return 0
 
+    cdef void _withdraw(self, int64_t request) noexcept nogil:
+        """A victim that was already scheduled in this pass gives its tokens back."""
+        cdef int64_t item
+        for item in range(self.num_scheduled):
+            if self.scheduled[item].request == request:
+                self.budget += self.scheduled[item].width
+                self.num_scheduled -= 1
+                memmove(
+                    &self.scheduled[item],
+                    &self.scheduled[item + 1],
+                    (self.num_scheduled - item) * sizeof(ScheduledItem),
+                )
+                return
+
     cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil:
         """The request computes `tokens` in this pass; its full blocks can be found from now on."""
         if self.num_scheduled == self.scheduled_capacity:
             self.scheduled_capacity = max(16, 2 * self.scheduled_capacity)
             self.scheduled = <ScheduledItem*>resized(self.scheduled, self.scheduled_capacity * sizeof(ScheduledItem))
-        self.scheduled[self.num_scheduled] = ScheduledItem(request, tokens, computed_before)
+        self.scheduled[self.num_scheduled] = ScheduledItem(
+            request, tokens, computed_before, self._width(request, tokens)
+        )
+        self.budget -= self.scheduled[self.num_scheduled].width
         self.num_scheduled += 1
-        self.budget -= tokens
         self.requests.columns.computed_tokens[request] = computed_before + tokens
         self.kv.publish(request, computed_before + tokens)
+        return 0
+
+    cdef int64_t _width(self, int64_t request, int64_t tokens) noexcept nogil:
+        """Positions of the forward: a request with drafts has them verified beside its one token."""
+        if not self.requests.columns.has_drafts[request]:
+            return tokens
+        # Not bounded by the tokens that it still has to emit.
+        return min(
+            min(self.drafts.draft_tokens + 1, self.max_model_len - known_tokens(&self.requests.columns, request)),
+            self.budget,
+        )
+
+    cdef bint _is_ready(self, int64_t request) noexcept nogil:
+        """Whether a scheduled request has nothing left to compute; a victim of the same pass has everything."""
+        return self.requests.columns.computed_tokens[request] == known_tokens(&self.requests.columns, request)
+
+    cdef int64_t _burst_end(self, const ScheduledItem* item) noexcept nogil:
+        """Known tokens of a ready request if all its drafts are accepted."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t width = item.width if requests.has_drafts[item.request] else 1
+        return known_tokens(requests, item.request) + min(
+            width, requests.output_tokens[item.request] - requests.generated_tokens[item.request]
+        )
+
+    cdef int _reserve_bursts(self) except -1 nogil:
+        """Blocks for every token that may be emitted; on shortage victims lose their place, but not their price."""
+        cdef int64_t position, missing
+        while True:
+            missing = 0
+            for position in range(self.num_scheduled):
+                if self._is_ready(self.scheduled[position].request):
+                    missing += self.kv.missing_blocks(
+                        self.scheduled[position].request, self._burst_end(&self.scheduled[position])
+                    )
+            if missing <= self.kv.free_blocks():
+                break
+            self._preempt(self._victim())
+        for position in range(self.num_scheduled):
+            if self._is_ready(self.scheduled[position].request):
+                self.kv.extend(self.scheduled[position].request, self._burst_end(&self.scheduled[position]))
         return 0
 
     cdef void _describe(self) noexcept nogil:
@@ -418,7 +476,7 @@ cdef class Scheduler:
                 shape.sum_prefill_past_tokens += prompt_before
                 record.committed_prefill_tokens += item.tokens
             # The first token comes with the prompt and costs no decode.
-            if computed == known and generated > 0:
+            if computed == known and generated > 0 and self._is_ready(item.request):
                 shape.num_decode += 1
                 shape.sum_decode_tokens += known
             # A real engine labels everything after the first token decode, the recompute of a resumed request
@@ -452,16 +510,18 @@ cdef class Scheduler:
         """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t position, request, kept = 0
-        self.emitted.length = self.finished.length = 0
+        self.emitted.length = self.burst_tokens.length = self.finished.length = 0
+        # Who has no token to emit leaves first, so its blocks are evicted first.
         for position in range(self.num_scheduled):
             request = self.scheduled[position].request
-            if requests.computed_tokens[request] < known_tokens(requests, request):
+            if requests.output_tokens[request] == 0 and self._is_ready(request):
+                append(&self.finished, request)
+        for position in range(self.num_scheduled):
+            request = self.scheduled[position].request
+            if requests.output_tokens[request] == 0 or not self._is_ready(request):
                 continue
-            # Who has no token to emit leaves first, so its blocks are evicted first.
-            append(&self.emitted if requests.output_tokens[request] > 0 else &self.finished, request)
-        for position in range(self.emitted.length):
-            request = self.emitted.items[position]
-            requests.generated_tokens[request] += 1
+            append(&self.emitted, request)
+            append(&self.burst_tokens, self._emit(&self.scheduled[position]))
             if requests.generated_tokens[request] == requests.output_tokens[request]:
                 append(&self.finished, request)
         if self.finished.length == 0:
@@ -476,6 +536,25 @@ cdef class Scheduler:
                 kept += 1
         self.running.length = kept
         return 0
+
+    cdef int64_t _emit(self, const ScheduledItem* item) noexcept nogil:
+        """A ready request gets its next token, or with drafts a burst; return how many."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t request = item.request, tokens = 1
+        if self.drafts is None:
+            requests.generated_tokens[request] += 1
+            return 1
+        if requests.has_drafts[request]:
+            tokens = min(
+                self.drafts.burst(item.width), requests.output_tokens[request] - requests.generated_tokens[request]
+            )
+        requests.has_drafts[request] = True
+        requests.generated_tokens[request] += tokens
+        # The newest token has its slot already, but is computed in the next pass.
+        requests.computed_tokens[request] = known_tokens(requests, request) - 1
+        self.kv.publish(request, requests.computed_tokens[request])
+        self.kv.shrink(request, known_tokens(requests, request))
+        return tokens
 
     cdef bint has_work(self) noexcept nogil:
         return self.running.length > 0 or self.waiting.length > 0

@@ -15,7 +15,7 @@ LAYERS = [
     {"features", "frames", "sampler"},
     {"estimator", "regression", "correction"},
     {"pricing"},
-    {"pages", "scheduler"},
+    {"pages", "speculation", "scheduler"},
     {"replay"},
 ]
 APART = {"codec", "plain"}

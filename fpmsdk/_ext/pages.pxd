@@ -72,10 +72,12 @@ cdef class KvCache:
     cdef int64_t num_hits, num_free_hits, hits_capacity
 
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil
-    cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens) except -1 nogil
+    cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) except -1 nogil
     cdef int64_t blocks_to_admit(self, int64_t tokens) noexcept nogil
     cdef int admit(self, int64_t request, int64_t tokens) except -1 nogil
     cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil
+    cdef int64_t missing_blocks(self, int64_t request, int64_t tokens) noexcept nogil
+    cdef void shrink(self, int64_t request, int64_t tokens) noexcept nogil
     cdef void publish(self, int64_t request, int64_t tokens) noexcept nogil
     cdef void release(self, int64_t request) noexcept nogil
     cdef int64_t active_blocks(self) noexcept nogil

@@ -13,6 +13,7 @@ cdef struct PassRow:
     double decode_ms
     int64_t worker
     int64_t composed
+    int64_t emitted_tokens
     PassRecord record
 
 

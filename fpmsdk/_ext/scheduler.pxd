@@ -4,6 +4,7 @@ from libc.stdint cimport int8_t, int64_t
 
 from fpmsdk._ext.pages cimport KvCache
 from fpmsdk._ext.pricing cimport PassShape
+from fpmsdk._ext.speculation cimport DraftAcceptance
 
 
 cpdef enum Status:
@@ -30,6 +31,7 @@ cdef struct RequestColumns:
     int64_t* generated_tokens
     int64_t* computed_tokens    # tokens whose KV exists
     int64_t* num_preemptions
+    int8_t* has_drafts          # emitted a token in its last pass and was not preempted since
     int8_t* status
     int8_t* refusal
 
@@ -67,6 +69,7 @@ cdef struct ScheduledItem:
     int64_t request
     int64_t tokens              # computed in this pass
     int64_t computed_before     # reused prefix included
+    int64_t width               # positions of the forward: `tokens`, and drafts after them
 
 
 cdef struct PassRecord:
@@ -97,6 +100,7 @@ cdef struct PassRecord:
 cdef class Scheduler:
     cdef readonly Requests requests
     cdef readonly KvCache kv
+    cdef DraftAcceptance drafts         # None without multi-token prediction
     cdef bint vllm_rules, by_priority, preempts_oldest, chunked_prefill, reserves_whole_sequence
     cdef bint threshold_spares_lone_request, threshold_is_adaptive
     cdef int64_t num_gpu_blocks, max_model_len, max_num_seqs, max_num_batched_tokens
@@ -114,6 +118,7 @@ cdef class Scheduler:
     cdef ScheduledItem* scheduled       # running requests first, then the admitted ones
     cdef int64_t num_scheduled, scheduled_capacity, num_admitted
     cdef IndexList preempted, rejected, emitted, finished
+    cdef IndexList burst_tokens         # how many each of `emitted` got
     cdef PassRecord record
     cdef PassShape shape
 
@@ -132,7 +137,13 @@ cdef class Scheduler:
     cdef bint _fits(self, int64_t tokens) noexcept nogil
     cdef int64_t _victim(self) noexcept nogil
     cdef int _preempt(self, int64_t position) except -1 nogil
+    cdef void _withdraw(self, int64_t request) noexcept nogil
     cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil
+    cdef int64_t _width(self, int64_t request, int64_t tokens) noexcept nogil
+    cdef bint _is_ready(self, int64_t request) noexcept nogil
+    cdef int64_t _burst_end(self, const ScheduledItem* item) noexcept nogil
+    cdef int _reserve_bursts(self) except -1 nogil
+    cdef int64_t _emit(self, const ScheduledItem* item) noexcept nogil
     cdef void _describe(self) noexcept nogil
     cdef Refusal _refusal(self, int64_t request) noexcept nogil
     cdef int _enqueue(self, int64_t request) except -1 nogil

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fpmsdk._ext.pages import KvCache, PrefixKeys
+from fpmsdk._ext.speculation import DraftAcceptance
 
 class Status(IntEnum):
     PENDING = 0
@@ -48,6 +49,7 @@ class Scheduler:
         preemption_mode: str = "lifo",
         scheduling_policy: str = "fcfs",
         keys: PrefixKeys | None = None,
+        drafts: DraftAcceptance | None = None,
         prefill_schedule_interval: int = 1,
         long_prefill_token_threshold: int = 0,
         long_prefill_token_threshold_adaptive: bool = False,

@@ -21,6 +21,7 @@ from fpmsdk._ext.pages import PrefixKeys
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
 from fpmsdk._ext.replay import Recorder, Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Scheduler, Status
+from fpmsdk._ext.speculation import DraftAcceptance
 from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.latency import Sla
@@ -200,7 +201,7 @@ def as_timing_model(timing: Any) -> TimingModel:
 
 
 def _check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:
-    simulated = {"backend": "vllm", "worker_type": "aggregated", "aic_nextn": None, "kv_cache_groups": ()}
+    simulated = {"backend": "vllm", "worker_type": "aggregated", "kv_cache_groups": ()}
     for field, value in simulated.items():
         if getattr(engine, field) != value:
             raise MissingCapabilityError(
@@ -283,12 +284,20 @@ def _schedulers(
             enable_chunked_prefill=engine.enable_chunked_prefill,
             preemption_mode=engine.preemption_mode,
             keys=keys,
+            drafts=_draft_acceptance(engine, rank),
             # The cadence keeps the ranks of a group in step; a lone rank has nobody to wait for.
             prefill_schedule_interval=engine.prefill_schedule_interval if launch.dp_size > 1 else 1,
             **{**settings, "vllm_version": _parsed_version(settings["vllm_version"])},
         )
-        for _ in range(num_workers * launch.dp_size)
+        for rank in range(num_workers * launch.dp_size)
     ]
+
+
+def _draft_acceptance(engine: EngineConfig, rank: int) -> DraftAcceptance | None:
+    if engine.aic_nextn is None:
+        return None
+    rates = [float(rate) for rate in (engine.aic_nextn_accept_rates or "").split(",")]
+    return DraftAcceptance(rates, engine.aic_mtp_seed + rank)
 
 
 def _next_turns(trace: Trace) -> NDArray[np.int64]:

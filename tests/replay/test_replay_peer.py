@@ -1,7 +1,7 @@
 """Replays of the public peer, reproduced to the last bit.
 
 Traces and synthetic runs with fixed or polynomial timing: sessions, closed loop, attention-DP groups,
-preemption, prefix caching; not the disaggregated, grouped, KV-routed and MTP scenarios of the same files.
+preemption, prefix caching, MTP; not the disaggregated, grouped and KV-routed scenarios of the same files.
 Source: engine-and-replay.md section 7.
 """
 
@@ -130,7 +130,6 @@ def is_simulated(scenario):
     return (
         spec["topology"]["kind"] == "aggregated"
         and spec["adapters"]["placement"]["provider"] == "round_robin"
-        and spec["engine"]["rank"].get("aic_nextn") is None
     )
 
 
@@ -159,11 +158,25 @@ def test_a_replay_of_combined_features_equals_the_peer(name):
     recorded = [dict(zip(scenario["columns"], row, strict=True)) for row in scenario["per_request"]]
     assert_requests_equal(report, [(request["request_id"], request) for request in recorded])
     assert_summary_equal(report, scenario["summary"])
+    if "bursts" in scenario:
+        assert_bursts_equal(report, scenario)
+    if "passes" not in scenario:
+        return
     missing = recorded_passes(scenario) - replayed_passes(report, engine["dp_size"])
     extra = replayed_passes(report, engine["dp_size"]) - recorded_passes(scenario)
     # The peer does not observe the last pass of a run: one row for each rank that took part in it.
     assert not missing
     assert extra.total() <= engine["dp_size"]
+
+
+def assert_bursts_equal(report, scenario):
+    recorded, found = Counter(), Counter()
+    for bursts in scenario["bursts"].values():
+        for at_ms, tokens in bursts:
+            recorded[at_ms] += tokens
+    for row in report.passes.to_pylist():
+        found[row["end_ms"]] += row["emitted_tokens"]
+    assert +found == recorded
 
 
 PASS_FIELDS = load_vectors("replay_advanced_peer")["pass_columns"][4:]

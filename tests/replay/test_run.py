@@ -324,7 +324,6 @@ def test_an_option_out_of_range_is_named(options, path):
     [
         {"backend": "sglang"},
         {"worker_type": "prefill"},
-        {"aic_nextn": 1},
     ],
 )
 def test_an_engine_that_is_not_simulated_is_refused_by_name(engine):
