@@ -136,6 +136,7 @@ cdef class PrefixKeys:
                         node = trie.child(node, hash_ids[hash_offsets[request] + piece])
                         piece += 1
                     self.keys[self.first_key[request] + block] = node
+        self.num_shared_keys = trie.num_nodes
         self.first_own_key = np.zeros(count, np.int64)
         for request in range(count):
             self.first_own_key[request] = trie.num_nodes + num_own
@@ -168,6 +169,7 @@ cdef class BlockPool:
     def __dealloc__(self):
         free(self.blocks)
         free(self.buckets)
+        free(self.log)
 
     cdef int64_t num_free(self) noexcept nogil:
         return self.num_blocks - self.num_touched + self.num_blank + self.num_evictable
@@ -229,9 +231,20 @@ cdef class BlockPool:
         self.newest = block
         self.num_evictable += 1
 
-    cdef void publish(self, int64_t block, int64_t key) noexcept nogil:
+    cdef int publish(self, int64_t block, int64_t key) except -1 nogil:
         self.blocks[block].key = key
         self._append_to_bucket(block)
+        return self._log(key, 1)
+
+    cdef int _log(self, int64_t key, int64_t copies) except -1 nogil:
+        if not self.logs:
+            return 0
+        if self.num_logged == self.log_capacity:
+            self.log_capacity = max(256, 2 * self.log_capacity)
+            self.log = <ResidencyChange*>resized(self.log, self.log_capacity * sizeof(ResidencyChange))
+        self.log[self.num_logged] = ResidencyChange(key, copies)
+        self.num_logged += 1
+        return 0
 
     cdef void _append_to_bucket(self, int64_t block) noexcept nogil:
         # At the end: among copies of one content the first published is found first.
@@ -241,12 +254,14 @@ cdef class BlockPool:
         link[0] = block
         self.blocks[block].next_in_bucket = NONE
 
-    cdef void _unpublish(self, int64_t block) noexcept nogil:
+    cdef int _unpublish(self, int64_t block) except -1 nogil:
         cdef int64_t* link = &self.buckets[mix(<uint64_t>self.blocks[block].key) & <uint64_t>(self.num_buckets - 1)]
         while link[0] != block:
             link = &self.blocks[link[0]].next_in_bucket
         link[0] = self.blocks[block].next_in_bucket
+        self._log(self.blocks[block].key, -1)
         self.blocks[block].key = NO_KEY
+        return 0
 
     cdef void _leave_free_list(self, int64_t block) noexcept nogil:
         cdef int64_t older = self.blocks[block].older
@@ -377,14 +392,15 @@ cdef class KvCache:
             table.length -= 1
             self.pool.give_back(table.blocks[table.length])
 
-    cdef void publish(self, int64_t request, int64_t tokens) noexcept nogil:
+    cdef int publish(self, int64_t request, int64_t tokens) except -1 nogil:
         """Make the full blocks among the first `tokens` findable, already for later requests of the same pass."""
         cdef BlockTable* table = &self.tables[request]
         if self.keys is None:
-            return
+            return 0
         while table.num_published < tokens // self.block_size:
             self.pool.publish(table.blocks[table.num_published], self.keys.key(request, table.num_published))
             table.num_published += 1
+        return 0
 
     cdef void release(self, int64_t request) noexcept nogil:
         """Give everything back, the last block first, so that tails are evicted before heads."""

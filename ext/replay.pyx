@@ -1,290 +1,139 @@
-"""The replay loop: requests arrive at simulated workers, passes start and end, and the run is recorded.
+"""The replay loop: requests arrive at simulated workers, passes start and end, prompts move to decode workers.
 
-Not the report: metrics are computed from the arrays recorded here. Source: engine-and-replay.md 4.2, 4.4, 5.3, 5.4.
+Not the report: metrics are computed from what the recorder holds. Source: engine-and-replay.md 5.3 to 5.5.
 """
 
-cimport numpy as np
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free
-from libc.string cimport memset
 
 from fpmsdk._ext.pages cimport resized
-from fpmsdk._ext.pricing cimport PassPrice, PassPricer
-from fpmsdk._ext.scheduler cimport PassRecord, Requests, Scheduler, known_tokens
+from fpmsdk._ext.pricing cimport modeled_duration_ms
+from fpmsdk._ext.recorder cimport RecordedRequests, Recorder
+from fpmsdk._ext.scheduler cimport Requests, known_tokens
+from fpmsdk._ext.workers cimport Rank, WorkerPool
 
 import numpy as np
 
 from fpmsdk.errors import RequestNeverFitsError
 
-np.import_array()
-
 cdef enum:
     SETTLES_BETWEEN_SIGNAL_CHECKS = 4096
 
-cdef PassRecord _no_pass
 
-# The same fields in the same order as the structures in replay.pxd; every field has eight bytes.
-_PASS_ROW = np.dtype(
-    [
-        ("start_ms", "f8"),
-        ("end_ms", "f8"),
-        ("prefill_ms", "f8"),
-        ("decode_ms", "f8"),
-        ("worker", "i8"),
-        ("composed", "i8"),
-        ("emitted_tokens", "i8"),
-        *((name, "f8" if name.startswith("var_") else "i8") for name in <object>_no_pass),
-    ]
-)
-_GAP_ROW = np.dtype([("gap_ms", "f8"), ("count", "i8")])
-_ADMISSION_ROW = np.dtype([("request", "i8"), ("at_ms", "f8"), ("reused_tokens", "i8")])
-
-
-cdef class Rows:
-    """A growing table of C structures, read as a numpy structured array."""
-
-    def __init__(self, dtype):
-        self.dtype = dtype
-        self.row_bytes = dtype.itemsize
-
-    def __dealloc__(self):
-        free(self.memory)
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.memory, self.length * self.row_bytes, True, flags)
-        self.num_exports += 1
-
-    def __releasebuffer__(self, Py_buffer* buffer):
-        self.num_exports -= 1
-
-    cdef void* append(self) except NULL nogil:
-        """A new uninitialised row."""
-        if self.length == self.capacity:
-            if self.num_exports > 0:
-                with gil:
-                    raise BufferError("rows that are being read cannot grow")
-            self.capacity = max(1024, 2 * self.capacity)
-            self.memory = <char*>resized(self.memory, self.capacity * self.row_bytes)
-        self.length += 1
-        return &self.memory[(self.length - 1) * self.row_bytes]
-
-    def array(self):
-        """Return the rows, not a copy: read-only, and the table cannot grow while it is in use."""
-        return np.frombuffer(self, self.dtype) if self.length else np.empty(0, self.dtype)
+cdef int push(EventQueue* queue, double at_ms, int64_t request) except -1 nogil:
+    cdef int64_t child = queue.length, parent
+    if queue.length == queue.capacity:
+        queue.capacity = max(256, 2 * queue.capacity)
+        queue.events = <Event*>resized(queue.events, queue.capacity * sizeof(Event))
+    queue.length += 1
+    queue.num_pushed += 1
+    while child > 0:
+        parent = (child - 1) // 2
+        if queue.events[parent].at_ms <= at_ms:  # equal times: first in, first out
+            break
+        queue.events[child] = queue.events[parent]
+        child = parent
+    queue.events[child] = Event(at_ms, queue.num_pushed, request)
+    return 0
 
 
-cdef class Recorder:
-    """What a run leaves behind: one entry per request, per pass, per distinct token gap and per admission."""
-
-    def __init__(self, int64_t num_requests, bint keeps_passes):
-        self.columns = {
-            name: np.full(num_requests, np.nan)
-            for name in (
-                "arrival_ms", "first_admit_ms", "first_token_ms", "second_token_ms", "last_token_ms", "end_ms",
-            )
-        }
-        for name in ("reused_tokens", "first_reused_tokens", "num_admissions"):
-            self.columns[name] = np.zeros(num_requests, np.int64)
-        self.columns["worker"] = np.full(num_requests, -1, np.int64)
-        self.requests.arrival_ms = <double*>np.PyArray_DATA(self.columns["arrival_ms"])
-        self.requests.first_admit_ms = <double*>np.PyArray_DATA(self.columns["first_admit_ms"])
-        self.requests.first_token_ms = <double*>np.PyArray_DATA(self.columns["first_token_ms"])
-        self.requests.second_token_ms = <double*>np.PyArray_DATA(self.columns["second_token_ms"])
-        self.requests.last_token_ms = <double*>np.PyArray_DATA(self.columns["last_token_ms"])
-        self.requests.end_ms = <double*>np.PyArray_DATA(self.columns["end_ms"])
-        self.requests.reused_tokens = <int64_t*>np.PyArray_DATA(self.columns["reused_tokens"])
-        self.requests.first_reused_tokens = <int64_t*>np.PyArray_DATA(self.columns["first_reused_tokens"])
-        self.requests.num_admissions = <int64_t*>np.PyArray_DATA(self.columns["num_admissions"])
-        self.requests.worker = <int64_t*>np.PyArray_DATA(self.columns["worker"])
-        assert _PASS_ROW.itemsize == sizeof(PassRow)
-        self.passes = Rows(_PASS_ROW)
-        self.gaps = Rows(_GAP_ROW)
-        self.admissions = Rows(_ADMISSION_ROW)
-        self.keeps_passes = keeps_passes
-
-    cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil:
-        """Count one token gap of the pass whose entries start at `first_entry`."""
-        # Continuing requests share their gap, so the search from the back ends at once but for the rare mixture.
-        cdef GapRow* rows = <GapRow*>self.gaps.memory
-        cdef int64_t entry = self.gaps.length - 1
-        while entry >= first_entry and rows[entry].gap_ms != gap_ms:
-            entry -= 1
-        if entry >= first_entry:
-            rows[entry].count += 1
-            return 0
-        rows = <GapRow*>self.gaps.append()
-        rows.gap_ms = gap_ms
-        rows.count = 1
-        return 0
-
-    def column(self, str name):
-        """Return one array of the requests, e.g. `first_token_ms`; NaN and -1 mean it never happened."""
-        return self.columns[name]
+cdef Event pop(EventQueue* queue) noexcept nogil:
+    cdef Event top = queue.events[0]
+    cdef Event last
+    cdef int64_t parent = 0, child
+    queue.length -= 1
+    last = queue.events[queue.length]
+    while 2 * parent + 1 < queue.length:
+        child = 2 * parent + 1
+        if child + 1 < queue.length and comes_first(&queue.events[child + 1], &queue.events[child]):
+            child += 1
+        if not comes_first(&queue.events[child], &last):
+            break
+        queue.events[parent] = queue.events[child]
+        parent = child
+    queue.events[parent] = last
+    return top
 
 
-cdef class Rank:
-    """One scheduler rank of a worker, its pricer and its hand in the record."""
+cdef inline bint comes_first(const Event* one, const Event* other) noexcept nogil:
+    if one.at_ms != other.at_ms:
+        return one.at_ms < other.at_ms
+    return one.order < other.order
 
-    def __init__(self, Scheduler scheduler, PassPricer pricer, Recorder recorder, int64_t index):
-        self.scheduler = scheduler
-        self.pricer = pricer
-        self.recorder = recorder
-        self.index = index
 
-    cdef bint has_work(self) noexcept nogil:
-        return self.scheduler.has_work()
-
-    cdef bint submit(self, int64_t request, double now) except -1 nogil:
-        self.recorder.requests.worker[request] = self.index
-        if self.scheduler.submit(request):
-            return True
-        self.recorder.requests.end_ms[request] = now
-        return False
-
-    cdef double start_pass(self, double now, int64_t wave_step) except? -1.0 nogil:
-        """Schedule and price one pass; return when this rank alone would be done."""
-        cdef RecordedRequests* record = &self.recorder.requests
-        cdef AdmissionRow* admission
-        cdef int64_t position, request, reused
-        self.scheduler.schedule(wave_step)
-        self.pricer.price(&self.scheduler.shape, &self.price)
-        self.in_pass = True
-        self.start_ms = now
-        for position in range(self.scheduler.num_scheduled - self.scheduler.num_admitted, self.scheduler.num_scheduled):
-            request = self.scheduler.scheduled[position].request
-            reused = self.scheduler.scheduled[position].computed_before
-            if record.num_admissions[request] == 0:
-                record.first_admit_ms[request] = now
-                record.first_reused_tokens[request] = reused
-            record.num_admissions[request] += 1
-            record.reused_tokens[request] = max(record.reused_tokens[request], reused)
-            admission = <AdmissionRow*>self.recorder.admissions.append()
-            admission.request = request
-            admission.at_ms = now
-            admission.reused_tokens = reused
-        # In this order: ties between workers depend on the last bit.
-        return (now + self.price.prefill_ms) + self.price.decode_ms
-
-    cdef bint pass_had_effect(self) noexcept nogil:
-        return self.scheduler.pass_had_effect()
-
-    cdef bint is_in_pass(self) noexcept nogil:
-        return self.in_pass
-
-    cdef int complete_pass(self, double end_ms) except -1 nogil:
-        """Emit the tokens of the pass at `end_ms`, the end of the whole attention-DP group."""
-        cdef int64_t position
-        self.in_pass = False
-        self.scheduler.complete()
-        self.recorder.committed_prefill_tokens += self.scheduler.record.committed_prefill_tokens
-        self._record_token_times(end_ms)
-        for position in range(self.num_ended()):
-            self.recorder.requests.end_ms[self.ended(position)] = end_ms
-        if self.recorder.keeps_passes:
-            self._record_pass(end_ms)
-        return 0
-
-    cdef int64_t num_ended(self) noexcept nogil:
-        return self.scheduler.finished.length + self.scheduler.rejected.length
-
-    cdef int64_t ended(self, int64_t position) noexcept nogil:
-        """The requests that finished in the last pass, then those rejected in it."""
-        if position < self.scheduler.finished.length:
-            return self.scheduler.finished.items[position]
-        return self.scheduler.rejected.items[position - self.scheduler.finished.length]
-
-    cdef int _record_token_times(self, double now) except -1 nogil:
-        cdef RecordedRequests* record = &self.recorder.requests
-        cdef int64_t position, request, generated, before, extra, first_gap = self.recorder.gaps.length
-        for position in range(self.scheduler.emitted.length):
-            request = self.scheduler.emitted.items[position]
-            generated = self.scheduler.requests.columns.generated_tokens[request]
-            before = generated - self.scheduler.burst_tokens.items[position]
-            if before == 0:
-                record.first_token_ms[request] = now
-                record.last_token_ms[request] = now
-                continue
-            if before == 1:
-                record.second_token_ms[request] = now
-            self.recorder.count_gap(now - record.last_token_ms[request], first_gap)
-            for extra in range(before + 1, generated):  # the other tokens of a burst come with the first
-                self.recorder.count_gap(0.0, first_gap)
-            record.last_token_ms[request] = now
-        return 0
-
-    cdef int _record_pass(self, double end_ms) except -1 nogil:
-        cdef int64_t position
-        cdef PassRow* row = <PassRow*>self.recorder.passes.append()
-        row.start_ms = self.start_ms
-        row.end_ms = end_ms
-        row.prefill_ms = self.price.prefill_ms
-        row.decode_ms = self.price.decode_ms
-        row.worker = self.index
-        row.composed = self.price.composed
-        row.emitted_tokens = 0
-        for position in range(self.scheduler.burst_tokens.length):
-            row.emitted_tokens += self.scheduler.burst_tokens.items[position]
-        row.record = self.scheduler.record
-        return 0
+cdef inline double first_ms(const EventQueue* queue) noexcept nogil:
+    return queue.events[0].at_ms if queue.length > 0 else INFINITY
 
 
 cdef class Replay:
-    """One run: requests of a trace served by identical workers.
+    """One run: requests of a trace served by one pool of workers, or by a prefill and a decode pool.
 
     Parameters
     ----------
-    schedulers : list of Scheduler
-        One per rank, ranks of a worker together; all over the same `Requests`.
-    pricer : PassPricer
-    dp_size : int
-        Attention-DP ranks per worker.
+    requests : Requests
+    recorder : Recorder
+    workers : WorkerPool
+        Aggregated workers, or with `prefill` those that decode.
+    prefill : WorkerPool or None
+        Workers that compute prompts; `workers` then takes them over.
+    transfer_bytes_per_token, transfer_bytes_per_s : float
+        With either 0 a transfer takes `handoff_ms`, whatever its size.
+    handoff_ms : float
+    transfers_missing_only : bool
+        Only the prompt blocks that the decode worker has not cached are transferred.
     arrival_ms : float64[n]
         Ascending over first turns; ignored for later turns and in closed loop.
     next_turn : int64[n]
         The request that follows in the same session, -1 for none.
     delay_ms : float64[n]
         Wait of a later turn after the end of the turn before it.
+    dp_rank, prefill_dp_rank : int64[n], optional
+        The attention-DP rank that must serve a request, -1 for any.
     concurrency : int
         0: requests arrive at `arrival_ms`. N: at most N sessions are active, the next one arrives when one ends.
     max_sim_time_ms : float
         No event after this time is processed.
-    record_passes : bool
     request_ids : sequence of str
         Names for error messages.
     """
 
     def __init__(
         self,
-        list schedulers not None,
-        PassPricer pricer not None,
+        Requests requests not None,
+        Recorder recorder not None,
+        WorkerPool workers not None,
+        WorkerPool prefill=None,
         *,
-        int64_t dp_size,
+        double transfer_bytes_per_token=0.0,
+        double transfer_bytes_per_s=0.0,
+        double handoff_ms=0.0,
+        bint transfers_missing_only=False,
         const double[::1] arrival_ms not None,
         next_turn,
         delay_ms,
+        dp_rank=None,
+        prefill_dp_rank=None,
         int64_t concurrency=0,
         double max_sim_time_ms=INFINITY,
-        bint record_passes=True,
         request_ids=None,
     ):
         cdef int64_t index, request
-        cdef Scheduler first = schedulers[0]
-        self.requests = first.requests
-        self.recorder = Recorder(self.requests.count, record_passes)
-        self.ranks = [Rank(scheduler, pricer, self.recorder, i) for i, scheduler in enumerate(schedulers)]
-        self.rank_pointers = <void**>resized(NULL, len(self.ranks) * sizeof(void*))
-        for index in range(len(self.ranks)):
-            self.rank_pointers[index] = <void*>self.ranks[index]
-        self.dp_size = dp_size
-        self.num_workers = len(self.ranks) // dp_size
-        self.workers = <Worker*>resized(NULL, self.num_workers * sizeof(Worker))
-        memset(self.workers, 0, self.num_workers * sizeof(Worker))
+        self.requests = requests
+        self.recorder = recorder
+        self.workers = workers
+        self.prefill = prefill
+        self.transfer_bytes_per_token = transfer_bytes_per_token
+        self.transfer_bytes_per_s = transfer_bytes_per_s
+        self.handoff_ms = handoff_ms
+        self.transfers_missing_only = transfers_missing_only
         self.next_turn = np.array(next_turn, np.int64)
         self.delay_ms = np.array(delay_ms, np.float64)
-        is_first = np.ones(self.requests.count, bool)
+        self.dp_rank = np.full(requests.count, -1) if dp_rank is None else np.array(dp_rank, np.int64)
+        self.prefill_dp_rank = self.dp_rank if prefill_dp_rank is None else np.array(prefill_dp_rank, np.int64)
+        self.output_tokens = requests.column("output_tokens")
+        is_first = np.ones(requests.count, bool)
         is_first[np.asarray(next_turn)[np.asarray(next_turn) >= 0]] = False
         self.first_turns = np.flatnonzero(is_first).astype(np.int64)
         self.closed_loop = concurrency > 0
@@ -296,12 +145,11 @@ cdef class Replay:
         else:
             for index in range(self.first_turns.shape[0]):
                 request = self.first_turns[index]
-                self._schedule_arrival(arrival_ms[request], request)
+                push(&self.arrivals, arrival_ms[request], request)
 
     def __dealloc__(self):
-        free(self.rank_pointers)
-        free(self.workers)
-        free(self.arrivals)
+        free(self.arrivals.events)
+        free(self.transfers.events)
 
     def run(self):
         """Serve everything, or everything until `max_sim_time_ms`.
@@ -313,155 +161,228 @@ cdef class Replay:
             self._run()
 
     cdef int _run(self) except -1 nogil:
-        cdef int64_t worker, settled = 0
+        cdef int64_t settled = 0
         cdef double following = self._next_event_ms()
         while following < INFINITY and following <= self.max_sim_time_ms:
             self.now_ms = following
-            self._settle()
+            if self.prefill is None:
+                self._settle()
+            else:
+                while self._settle_disaggregated():
+                    pass
             settled += 1
             if settled % SETTLES_BETWEEN_SIGNAL_CHECKS == 0:
                 with gil:
                     PyErr_CheckSignals()
             following = self._next_event_ms()
         if following == INFINITY:
-            for worker in range(self.num_workers):
-                if self._has_work(worker):
-                    with gil:
-                        self._raise_never_fits(worker)
+            with gil:
+                self._check_drained()
         return 0
 
     cdef double _next_event_ms(self) noexcept nogil:
-        cdef double earliest = INFINITY
-        cdef int64_t worker
-        if self.num_arrivals > 0:
-            earliest = self.arrivals[0].at_ms
-        for worker in range(self.num_workers):
-            if self.workers[worker].busy:
-                earliest = min(earliest, self.workers[worker].end_ms)
-        return earliest
+        cdef double earliest = min(min(first_ms(&self.arrivals), first_ms(&self.transfers)), self.workers.next_event_ms())
+        return earliest if self.prefill is None else min(earliest, self.prefill.next_event_ms())
 
     cdef int _settle(self) except -1 nogil:
         """Everything that happens at `now_ms`: passes end, requests arrive, passes start."""
         cdef int64_t worker
-        for worker in range(self.num_workers):
-            if self.workers[worker].busy and self.workers[worker].end_ms <= self.now_ms:
+        for worker in range(self.workers.num_workers):
+            if self.workers.is_due(worker, self.now_ms):
                 self._complete_pass(worker)
-        while self.num_arrivals > 0 and self.arrivals[0].at_ms <= self.now_ms:
-            self._place(self._pop_arrival().request)
-        for worker in range(self.num_workers):
+        while first_ms(&self.arrivals) <= self.now_ms:
+            self._place(self.workers, pop(&self.arrivals).request)
+        for worker in range(self.workers.num_workers):
             # Passes without duration follow one another before what they let in arrives: the loop comes back to
             # this instant for it.
-            while not self.workers[worker].busy and self._has_work(worker) and self._start_pass(worker):
-                if self.workers[worker].end_ms <= self.now_ms:
+            while self.workers.can_start(worker) and self.workers.start_pass(worker, self.now_ms):
+                if self.workers.is_due(worker, self.now_ms):
                     self._complete_pass(worker)
         return 0
 
-    cdef bint _has_work(self, int64_t worker) noexcept nogil:
-        cdef int64_t rank
-        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
-            if (<Rank>self.rank_pointers[rank]).has_work():
-                return True
-        return False
+    cdef int64_t _settle_disaggregated(self) except -1 nogil:
+        """One round of what happens at `now_ms`, decode before prefill; return how much did."""
+        cdef int64_t worker, settled = 0
+        for worker in range(self.workers.num_workers):
+            if self.workers.is_due(worker, self.now_ms):
+                self._complete_pass(worker)
+                settled += 1
+        for worker in range(self.prefill.num_workers):
+            if self.prefill.is_due(worker, self.now_ms):
+                self._complete_prefill_pass(worker)
+                settled += 1
+        while first_ms(&self.transfers) <= self.now_ms:
+            self._transferred(pop(&self.transfers).request)
+            settled += 1
+        for worker in range(self.prefill.num_workers):
+            if self.prefill.can_start(worker):
+                settled += self.prefill.start_pass(worker, self.now_ms)
+        for worker in range(self.workers.num_workers):
+            if self.workers.can_start(worker):
+                # A pass without effect ends like any other: prompts that wait for blocks get their chance.
+                settled += self.workers.start_pass(worker, self.now_ms) or self._reserve_destinations(worker) > 0
+        while first_ms(&self.arrivals) <= self.now_ms:
+            self._place(self.prefill, pop(&self.arrivals).request)
+            settled += 1
+        return settled
 
-    cdef int _place(self, int64_t request) except -1 nogil:
-        """Round robin: rank 0 of every worker, then rank 1 of every worker, and so on."""
-        cdef int64_t turn = self.num_placed % (self.num_workers * self.dp_size)
-        cdef int64_t rank = turn % self.num_workers * self.dp_size + turn // self.num_workers
-        self.num_placed += 1
+    cdef int _place(self, WorkerPool pool, int64_t request) except -1 nogil:
+        cdef bint is_prefill = self.prefill is not None
+        cdef int64_t rank = pool.placement.choose(
+            request, self.prefill_dp_rank[request] if is_prefill else self.dp_rank[request]
+        )
         self.recorder.requests.arrival_ms[request] = self.now_ms
-        if not (<Rank>self.rank_pointers[rank]).submit(request, self.now_ms):
+        if is_prefill:
+            # Its token is hidden; it only takes the place of the first one in the scheduler.
+            self.requests.columns.output_tokens[request] = min(1, self.output_tokens[request])
+        if not (<Rank>pool.rank_pointers[rank]).submit(request, self.now_ms):
+            pool.placement.ended(request)
             self._request_ended(request)
         return 0
 
     cdef int _request_ended(self, int64_t request) except -1 nogil:
         cdef int64_t following = self.next_turn[request]
         if following >= 0:
-            return self._schedule_arrival(self.now_ms + self.delay_ms[following], following)
+            return push(&self.arrivals, self.now_ms + self.delay_ms[following], following)
         if self.closed_loop:
             return self._start_next_session()
         return 0
 
     cdef int _start_next_session(self) except -1 nogil:
         if self.num_started < self.first_turns.shape[0]:
-            self._schedule_arrival(self.now_ms, self.first_turns[self.num_started])
+            push(&self.arrivals, self.now_ms, self.first_turns[self.num_started])
             self.num_started += 1
         return 0
 
-    cdef bint _start_pass(self, int64_t worker) except -1 nogil:
-        """Every rank with work starts a pass of its own; the group ends with the slowest one.
+    cdef int _complete_pass(self, int64_t worker) except -1 nogil:
+        """The pass of an aggregated or decode worker ends."""
+        cdef int64_t index, position
+        self.workers.workers[worker].busy = False
+        for index in range(worker * self.workers.dp_size, (worker + 1) * self.workers.dp_size):
+            if (<Rank>self.workers.rank_pointers[index]).is_in_pass():
+                self.workers.complete_rank(index, self.workers.workers[worker].end_ms)
+                self._tell_outcome(<Rank>self.workers.rank_pointers[index])
+        if self.prefill is not None:
+            self._reserve_destinations(worker)
+            for position in range(self.workers.workers[worker].deferred.length):
+                self._activate(self.workers.workers[worker].deferred.items[position])
+            self.workers.workers[worker].deferred.length = 0
+        return self.workers.pass_over(worker)
 
-        False: no rank could do anything, so that the worker can only wait.
-        """
-        cdef double end_ms = self.now_ms
-        cdef bint had_effect = False
-        cdef int64_t rank
-        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
-            if (<Rank>self.rank_pointers[rank]).has_work():
-                end_ms = max(
-                    end_ms, (<Rank>self.rank_pointers[rank]).start_pass(self.now_ms, self.workers[worker].wave_step)
-                )
-                had_effect = had_effect or (<Rank>self.rank_pointers[rank]).pass_had_effect()
-        if not had_effect:
+    cdef int _tell_outcome(self, Rank rank) except -1 nogil:
+        """Tell the placement and the sessions what a pass has brought."""
+        cdef int64_t position, request
+        for position in range(rank.scheduler.emitted.length):
+            request = rank.scheduler.emitted.items[position]
+            if self.requests.columns.generated_tokens[request] == 1:
+                self.workers.placement.prompt_done(request)
+        for position in range(rank.num_ended()):
+            self.workers.placement.ended(rank.ended(position))
+            self._request_ended(rank.ended(position))
+        return 0
+
+    cdef int _complete_prefill_pass(self, int64_t worker) except -1 nogil:
+        """The pass of a prefill worker ends: its finished prompts ask for blocks of a decode worker."""
+        cdef int64_t index, position
+        self.prefill.workers[worker].busy = False
+        for index in range(worker * self.prefill.dp_size, (worker + 1) * self.prefill.dp_size):
+            if (<Rank>self.prefill.rank_pointers[index]).is_in_pass():
+                self.prefill.complete_rank(index, self.prefill.workers[worker].end_ms)
+                self._hand_over(<Rank>self.prefill.rank_pointers[index])
+        for position in range(self.prefill.workers[worker].deferred.length):
+            self._release_source(self.prefill.workers[worker].deferred.items[position])
+        self.prefill.workers[worker].deferred.length = 0
+        return self.prefill.pass_over(worker)
+
+    cdef int _hand_over(self, Rank source) except -1 nogil:
+        cdef int64_t position, request, destination
+        for position in range(source.scheduler.finished.length):
+            request = source.scheduler.finished.items[position]
+            self.prefill.placement.ended(request)
+            destination = self.workers.placement.choose(request, self.dp_rank[request])
+            self.recorder.requests.worker[request] = destination
+            self._request_destination(request, <Rank>self.workers.rank_pointers[destination])
+        for position in range(source.scheduler.rejected.length):
+            self.prefill.placement.ended(source.scheduler.rejected.items[position])
+            self._request_ended(source.scheduler.rejected.items[position])
+        return 0
+
+    cdef int _request_destination(self, int64_t request, Rank rank) except -1 nogil:
+        self.requests.columns.output_tokens[request] = self.output_tokens[request]
+        if not rank.scheduler.kv.can_ever_hold(self.requests.columns.prompt_tokens[request]):
+            with gil:
+                self._raise_never_fits(rank, request)
+        rank.scheduler.add_destination(request)
+        if not self.workers.workers[rank.index // self.workers.dp_size].busy:
+            self._reserve_next(rank)
+        return 0
+
+    cdef int64_t _reserve_destinations(self, int64_t worker) except -1 nogil:
+        """One attempt for each rank of a decode worker; return how many succeeded."""
+        cdef int64_t index, reserved = 0
+        for index in range(worker * self.workers.dp_size, (worker + 1) * self.workers.dp_size):
+            reserved += self._reserve_next(<Rank>self.workers.rank_pointers[index])
+        return reserved
+
+    cdef bint _reserve_next(self, Rank rank) except -1 nogil:
+        cdef int64_t request = rank.scheduler.reserve_next()
+        cdef int64_t tokens, block_size
+        if request < 0:
             return False
-        self.workers[worker].busy = True
-        self.workers[worker].end_ms = end_ms
-        self.workers[worker].wave_step += 1
+        tokens = self.requests.columns.prompt_tokens[request]
+        self.recorder.requests.destination_reserved_ms[request] = self.now_ms
+        if self.transfers_missing_only:
+            # Whole blocks move.
+            block_size = rank.scheduler.kv.block_size
+            tokens = ((tokens + block_size - 1) // block_size - rank.scheduler.kv.num_hits) * block_size
+        push(&self.transfers, self.now_ms + self._transfer_ms(tokens), request)
         return True
 
-    cdef int _complete_pass(self, int64_t worker) except -1 nogil:
-        cdef int64_t rank, position
-        self.workers[worker].busy = False
-        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
-            if not (<Rank>self.rank_pointers[rank]).is_in_pass():
-                continue
-            (<Rank>self.rank_pointers[rank]).complete_pass(self.workers[worker].end_ms)
-            for position in range((<Rank>self.rank_pointers[rank]).num_ended()):
-                self._request_ended((<Rank>self.rank_pointers[rank]).ended(position))
-        # The cadence counts the passes of one busy period.
-        if not self._has_work(worker):
-            self.workers[worker].wave_step = 0
-        return 0
-
-    cdef int _schedule_arrival(self, double at_ms, int64_t request) except -1 nogil:
-        cdef int64_t child, parent
-        if self.num_arrivals == self.arrivals_capacity:
-            self.arrivals_capacity = max(256, 2 * self.arrivals_capacity)
-            self.arrivals = <Arrival*>resized(self.arrivals, self.arrivals_capacity * sizeof(Arrival))
-        child = self.num_arrivals
-        self.num_arrivals += 1
-        self.num_scheduled_arrivals += 1
-        while child > 0:
-            parent = (child - 1) // 2
-            if self.arrivals[parent].at_ms <= at_ms:  # equal times: first scheduled, first placed
-                break
-            self.arrivals[child] = self.arrivals[parent]
-            child = parent
-        self.arrivals[child] = Arrival(at_ms, self.num_scheduled_arrivals, request)
-        return 0
-
-    cdef Arrival _pop_arrival(self) noexcept nogil:
-        cdef Arrival top = self.arrivals[0]
-        cdef Arrival last
-        cdef int64_t parent = 0, child
-        self.num_arrivals -= 1
-        last = self.arrivals[self.num_arrivals]
-        while 2 * parent + 1 < self.num_arrivals:
-            child = 2 * parent + 1
-            if child + 1 < self.num_arrivals and comes_first(&self.arrivals[child + 1], &self.arrivals[child]):
-                child += 1
-            if not comes_first(&self.arrivals[child], &last):
-                break
-            self.arrivals[parent] = self.arrivals[child]
-            parent = child
-        self.arrivals[parent] = last
-        return top
-
-    def _raise_never_fits(self, int64_t worker):
-        # Nothing will ever happen again, but this worker has work: the head of a queue fits in no pass.
-        cdef Rank rank = next(
-            rank for rank in self.ranks[worker * self.dp_size : (worker + 1) * self.dp_size] if (<Rank>rank).has_work()
+    cdef double _transfer_ms(self, int64_t tokens) noexcept nogil:
+        if self.transfer_bytes_per_token == 0.0 or self.transfer_bytes_per_s == 0.0:
+            return modeled_duration_ms(self.handoff_ms, 0.0)
+        return modeled_duration_ms(
+            <double>tokens * self.transfer_bytes_per_token / self.transfer_bytes_per_s * 1000.0, 0.0
         )
-        cdef int64_t request = rank.scheduler.waiting.items[rank.scheduler.waiting.head]
+
+    cdef int _transferred(self, int64_t request) except -1 nogil:
+        cdef int64_t worker = self.recorder.requests.worker[request] // self.workers.dp_size
+        if self.workers.workers[worker].busy:
+            return self.workers.defer(worker, request)
+        return self._activate(request)
+
+    cdef int _activate(self, int64_t request) except -1 nogil:
+        """The decode worker goes on with a prompt, and the prefill worker may free its blocks."""
+        cdef int64_t destination = self.recorder.requests.worker[request]
+        cdef int64_t source = self.recorder.requests.prefill_worker[request] // self.prefill.dp_size
+        (<Rank>self.workers.rank_pointers[destination]).scheduler.activate(request)
+        self.recorder.requests.destination_activated_ms[request] = self.now_ms
+        self._reserve_next(<Rank>self.workers.rank_pointers[destination])
+        if self.prefill.workers[source].busy:
+            return self.prefill.defer(source, request)
+        return self._release_source(request)
+
+    cdef int _release_source(self, int64_t request) except -1 nogil:
+        (<Rank>self.prefill.rank_pointers[self.recorder.requests.prefill_worker[request]]).scheduler.release_source(
+            request
+        )
+        self.recorder.requests.source_released_ms[request] = self.now_ms
+        return 0
+
+    def _check_drained(self):
+        """Nothing will ever happen again: whoever still waits fits in no pass."""
+        cdef WorkerPool pool
+        cdef Rank rank
+        for pool in (self.prefill, self.workers):
+            if pool is None:
+                continue
+            for rank in pool.ranks:
+                if rank.scheduler.waiting.length > 0:
+                    self._raise_never_fits(rank, rank.scheduler.waiting.items[rank.scheduler.waiting.head])
+                if rank.scheduler.pending.length > 0:
+                    self._raise_never_fits(rank, rank.scheduler.pending.items[rank.scheduler.pending.head])
+
+    cdef _raise_never_fits(self, Rank rank, int64_t request):
         cdef int64_t tokens = known_tokens(&self.requests.columns, request)
         cdef int64_t block_size = rank.scheduler.kv.block_size
         cdef int64_t needed = (tokens + block_size - 1) // block_size
@@ -477,9 +398,3 @@ cdef class Replay:
             f"request {name!r} can never be scheduled again at {self.now_ms} ms: its sequence of {tokens} tokens {reason}; "
             + remedy
         )
-
-
-cdef inline bint comes_first(const Arrival* one, const Arrival* other) noexcept nogil:
-    if one.at_ms != other.at_ms:
-        return one.at_ms < other.at_ms
-    return one.order < other.order

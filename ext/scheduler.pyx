@@ -55,6 +55,11 @@ cdef int make_room(IndexQueue* queue) except -1 nogil:
     return 0
 
 
+cdef inline void pop_front(IndexQueue* queue) noexcept nogil:
+    queue.head = queue.head + 1 if queue.head + 1 < queue.capacity else 0
+    queue.length -= 1
+
+
 cdef inline void count(LengthSums* sums, int64_t length, int sign) noexcept nogil:
     sums.count += sign
     sums.total += sign * length
@@ -135,6 +140,12 @@ cdef class Scheduler:
         None turns prefix caching off.
     drafts : DraftAcceptance or None
         Multi-token prediction: after its first token a request emits bursts.
+    role : Role
+        Of the worker; a decode worker computes no prompts of its own.
+    never_evicts : bool
+        TensorRT-LLM's guaranteed_no_evict: a request is admitted when its whole prompt and output have room.
+    logs_residency : bool
+        Keep what is published and evicted for a placement that knows the caches.
     prefill_schedule_interval : int
         Attention-DP cadence; 1 schedules prefill in every pass.
     long_prefill_token_threshold, long_prefill_token_threshold_adaptive, vllm_version
@@ -171,6 +182,9 @@ cdef class Scheduler:
         scheduling_policy="fcfs",
         PrefixKeys keys=None,
         DraftAcceptance drafts=None,
+        Role role=Role.AGGREGATED,
+        never_evicts=False,
+        logs_residency=False,
         prefill_schedule_interval=1,
         long_prefill_token_threshold=0,
         long_prefill_token_threshold_adaptive=False,
@@ -183,6 +197,10 @@ cdef class Scheduler:
         self.num_gpu_blocks = num_gpu_blocks
         self.kv = KvCache(requests.count, num_gpu_blocks - self.vllm_rules, block_size, keys)
         self.drafts = drafts
+        self.role = role
+        self.never_evicts = never_evicts
+        self.kv.pool.logs = logs_residency
+        self.failed_generation = -1
         self.max_num_seqs = limit_or_none(max_num_seqs)
         self.max_num_batched_tokens = limit_or_none(max_num_batched_tokens)
         self.max_model_len = limit_or_none(max_model_len)
@@ -200,6 +218,7 @@ cdef class Scheduler:
     def __dealloc__(self):
         free(self.running.items)
         free(self.waiting.items)
+        free(self.pending.items)
         free(self.scheduled)
         free(self.preempted.items)
         free(self.rejected.items)
@@ -213,6 +232,11 @@ cdef class Scheduler:
         requests.output_tokens[request] = min(
             requests.output_tokens[request], max(0, self.max_model_len - requests.prompt_tokens[request])
         )
+        if self.never_evicts:
+            requests.output_tokens[request] = min(
+                requests.output_tokens[request],
+                max(0, self.num_gpu_blocks * self.kv.block_size - requests.prompt_tokens[request]),
+            )
         requests.arrival_order[request] = self.num_submitted
         self.num_submitted += 1
         # The simulator finds out when the request reaches the head of the queue. Real vLLM refuses a prompt of
@@ -225,6 +249,70 @@ cdef class Scheduler:
         requests.status[request] = WAITING
         self._enqueue(request)
         return True
+
+    cdef int add_destination(self, int64_t request) except -1 nogil:
+        """A prompt that a prefill worker holds is to come here: it queues for blocks."""
+        cdef RequestColumns* requests = &self.requests.columns
+        requests.output_tokens[request] = min(
+            requests.output_tokens[request], max(0, self.max_model_len - requests.prompt_tokens[request])
+        )
+        requests.generated_tokens[request] = requests.computed_tokens[request] = 0
+        requests.has_drafts[request] = False
+        requests.arrival_order[request] = self.num_submitted
+        self.num_submitted += 1
+        make_room(&self.pending)
+        self.pending.length += 1
+        slot(&self.pending, self.pending.length - 1)[0] = request
+        self._count_queued(request, 1)
+        return 0
+
+    cdef int64_t reserve_next(self) except -2 nogil:
+        """Reserve blocks for the first pending prompt if it fits; return the request, or -1.
+
+        Its hits are those of the last lookup, `kv.num_hits`. Who did not fit is tried again when more may fit.
+        """
+        cdef int64_t request, prompt
+        if self.pending.length == 0 or self.failed_generation == self.capacity_generation:
+            return -1
+        request = slot(&self.pending, 0)[0]
+        prompt = self.requests.columns.prompt_tokens[request]
+        # Nothing is computed here, so the whole prompt may be reused.
+        self.kv.find_prefix(request, prompt, 0)
+        if (
+            self.running.length >= self.max_num_seqs
+            or self.kv.blocks_to_admit(prompt) + self._promised_blocks() > self.kv.free_blocks()
+        ):
+            self.failed_generation = self.capacity_generation
+            return -1
+        self.kv.admit(request, prompt)
+        self.requests.columns.status[request] = RESERVED
+        pop_front(&self.pending)
+        self.failed_generation = -1
+        return request
+
+    cdef int activate(self, int64_t request) except -1 nogil:
+        """The transfer is done: the prompt counts as computed and waits in the order in which it was announced."""
+        cdef IndexQueue* queue = &self.waiting
+        cdef int64_t position
+        self.requests.columns.computed_tokens[request] = self.requests.columns.prompt_tokens[request]
+        self.requests.columns.status[request] = WAITING
+        self.kv.publish(request, self.requests.columns.prompt_tokens[request])
+        make_room(queue)
+        queue.length += 1
+        position = queue.length - 1
+        while position > 0 and (
+            self.requests.columns.arrival_order[request]
+            < self.requests.columns.arrival_order[slot(queue, position - 1)[0]]
+        ):
+            slot(queue, position)[0] = slot(queue, position - 1)[0]
+            position -= 1
+        slot(queue, position)[0] = request
+        return 0
+
+    cdef int release_source(self, int64_t request) except -1 nogil:
+        """The prompt is elsewhere: the blocks held for the transfer are free."""
+        self.kv.release(request)
+        return 0
 
     cdef int schedule(self, int64_t wave_step) except -1 nogil:
         """Decide one pass: running requests first, then, if nobody had to be preempted, the waiting ones."""
@@ -273,26 +361,33 @@ cdef class Scheduler:
 
     cdef int _schedule_waiting(self) except -1 nogil:
         cdef RequestColumns* requests = &self.requests.columns
-        cdef int64_t request, known, cached, tokens
+        cdef int64_t request, known, cached, tokens, position
+        cdef bint is_here
         while self.waiting.length > 0 and self.running.length < self.max_num_seqs:
             if self.vllm_rules and self.budget == 0:
                 return 0
-            request = slot(&self.waiting, 0)[0]
-            if requests.status[request] == WAITING and not self.vllm_rules:
+            position = self._next_waiting()
+            if position < 0:
+                return 0
+            request = slot(&self.waiting, position)[0]
+            is_here = requests.computed_tokens[request] > 0  # a prompt that was transferred
+            if requests.status[request] == WAITING and not self.vllm_rules and not is_here:
                 requests.refusal[request] = self._refusal(request)
                 if requests.refusal[request] != ACCEPTED:
                     requests.status[request] = REJECTED
-                    append(&self.rejected, self._dequeue())
+                    append(&self.rejected, self._dequeue(position))
                     continue
             known = known_tokens(requests, request)
-            # At least one token must be computed to sample the next; the simulator lets a request that samples
-            # nothing reuse everything.
-            cached = self.kv.find_prefix(
-                request,
-                known if not self.vllm_rules and requests.output_tokens[request] == 0 else known - 1,
-                # The drafting layers need the tokens before a draft computed, too.
-                0 if self.drafts is None or requests.output_tokens[request] == 0 else 1,
-            )
+            if is_here:
+                cached = requests.computed_tokens[request]
+            else:
+                # Under vLLM rules at least one token is computed; the simulator lets a request without output reuse all.
+                cached = self.kv.find_prefix(
+                    request,
+                    known if not self.vllm_rules and requests.output_tokens[request] == 0 else known - 1,
+                    # The drafting layers need the tokens before a draft computed, too.
+                    0 if self.drafts is None or requests.output_tokens[request] == 0 else 1,
+                )
             tokens = self._chunk(request, cached)
             # No bypass: while the head cannot run, no smaller follower overtakes it.
             if tokens == 0 and known > cached:
@@ -301,10 +396,11 @@ cdef class Scheduler:
                 return 0
             if self._prompt_must_wait(request, cached):
                 return 0
-            if not self._fits(known if self.reserves_whole_sequence else cached + tokens):
-                return 0
-            self.kv.admit(request, cached + tokens)
-            self._dequeue()
+            if not is_here:
+                if not self._fits(request, known if self.reserves_whole_sequence else cached + tokens):
+                    return 0
+                self.kv.admit(request, cached + tokens)
+            self._dequeue(position)
             requests.status[request] = RUNNING
             append(&self.running, request)
             self._commit(request, tokens, cached)
@@ -312,6 +408,18 @@ cdef class Scheduler:
             if tokens == 0 and self.budget == 0:
                 return 0
         return 0
+
+    cdef int64_t _next_waiting(self) noexcept nogil:
+        """Position in the queue of the request to admit next, -1 for none."""
+        cdef int64_t position = 0
+        if self.pending.length == 0:
+            return 0
+        # Blocks that are free now belong to the pending prompt; only who has blocks may go on.
+        while self.requests.columns.computed_tokens[slot(&self.waiting, position)[0]] == 0:
+            position += 1
+            if position == self.waiting.length:
+                return -1
+        return position
 
     cdef void _set_chunk_limit(self) noexcept nogil:
         """The long-prefill threshold in force for this pass."""
@@ -352,10 +460,24 @@ cdef class Scheduler:
             end = known_tokens(&self.requests.columns, request)
         return min(end - computed, self.chunk_limit) > self.budget
 
-    cdef bint _fits(self, int64_t tokens) noexcept nogil:
+    cdef bint _fits(self, int64_t request, int64_t tokens) noexcept nogil:
         """Whether the waiting request of the last lookup can hold `tokens`, the watermark respected."""
         cdef int64_t watermark = self.watermark_blocks if self.running.length > 0 else 0
-        return self.kv.blocks_to_admit(tokens) + watermark <= self.kv.free_blocks()
+        if self.never_evicts:
+            tokens = self.requests.columns.prompt_tokens[request] + self.requests.columns.output_tokens[request]
+        return self.kv.blocks_to_admit(tokens) + watermark + self._promised_blocks() <= self.kv.free_blocks()
+
+    cdef int64_t _promised_blocks(self) noexcept nogil:
+        """Free blocks that running requests will still need, where nobody may be evicted."""
+        cdef int64_t position, request, promised = 0
+        if not self.never_evicts:
+            return 0
+        for position in range(self.running.length):
+            request = self.running.items[position]
+            promised += self.kv.missing_blocks(
+                request, self.requests.columns.prompt_tokens[request] + self.requests.columns.output_tokens[request]
+            )
+        return promised
 
     cdef int64_t _victim(self) noexcept nogil:
         """Position in `running` of the request to preempt."""
@@ -376,6 +498,7 @@ cdef class Scheduler:
         requests.has_drafts[request] = False
         requests.num_preemptions[request] += 1
         requests.status[request] = PREEMPTED
+        self.capacity_generation += 1
         self._enqueue(request)
         append(&self.preempted, request)
         return 0
@@ -471,12 +594,17 @@ cdef class Scheduler:
             prompt_done = min(computed, prompt)
             computes_prompt = prompt_done > prompt_before
             if computes_prompt:
+                record.committed_prefill_tokens += item.tokens
+            if computes_prompt and self.role != DECODE:
                 shape.num_prefill += 1
                 shape.sum_prefill_end_tokens += prompt_done
                 shape.sum_prefill_past_tokens += prompt_before
-                record.committed_prefill_tokens += item.tokens
-            # The first token comes with the prompt and costs no decode.
-            if computed == known and generated > 0 and self._is_ready(item.request):
+            # The first token comes with the prompt and costs no decode, but for a prompt computed elsewhere.
+            if (
+                computed == known
+                and (generated > 0 or self.role == DECODE and requests.output_tokens[item.request] > 0)
+                and self._is_ready(item.request)
+            ):
                 shape.num_decode += 1
                 shape.sum_decode_tokens += known
             # A real engine labels everything after the first token decode, the recompute of a resumed request
@@ -527,8 +655,12 @@ cdef class Scheduler:
         if self.finished.length == 0:
             return 0
         for position in range(self.finished.length):
+            if self.role == PREFILL:
+                requests.status[self.finished.items[position]] = HELD
+                continue
             self.kv.release(self.finished.items[position])
             requests.status[self.finished.items[position]] = COMPLETED
+        self.capacity_generation += 1
         for position in range(self.running.length):
             request = self.running.items[position]
             if requests.status[request] == RUNNING:
@@ -537,7 +669,7 @@ cdef class Scheduler:
         self.running.length = kept
         return 0
 
-    cdef int64_t _emit(self, const ScheduledItem* item) noexcept nogil:
+    cdef int64_t _emit(self, const ScheduledItem* item) except -1 nogil:
         """A ready request gets its next token, or with drafts a burst; return how many."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t request = item.request, tokens = 1
@@ -557,6 +689,7 @@ cdef class Scheduler:
         return tokens
 
     cdef bint has_work(self) noexcept nogil:
+        """Whether a pass may do something; a prompt that waits for blocks needs none."""
         return self.running.length > 0 or self.waiting.length > 0
 
     cdef bint pass_had_effect(self) noexcept nogil:
@@ -593,10 +726,12 @@ cdef class Scheduler:
             slot(queue, queue.length - 1)[0] = request
         return 0
 
-    cdef int64_t _dequeue(self) noexcept nogil:
-        cdef int64_t request = slot(&self.waiting, 0)[0]
-        self.waiting.head = self.waiting.head + 1 if self.waiting.head + 1 < self.waiting.capacity else 0
-        self.waiting.length -= 1
+    cdef int64_t _dequeue(self, int64_t position) noexcept nogil:
+        cdef int64_t request = slot(&self.waiting, position)[0]
+        while position > 0:
+            slot(&self.waiting, position)[0] = slot(&self.waiting, position - 1)[0]
+            position -= 1
+        pop_front(&self.waiting)
         self._count_queued(request, -1)
         return request
 
@@ -606,7 +741,9 @@ cdef class Scheduler:
         return self.requests.columns.arrival_order[request] < self.requests.columns.arrival_order[other]
 
     cdef void _count_queued(self, int64_t request, int sign) noexcept nogil:
-        if self.requests.columns.num_preemptions[request] > 0:
+        if self.role == DECODE:
+            count(&self.queued_decode, self.requests.columns.prompt_tokens[request], sign)
+        elif self.requests.columns.num_preemptions[request] > 0:
             # A real engine reports the tokens it has computed for a preempted request: none.
             count(&self.queued_decode, 0 if self.vllm_rules else known_tokens(&self.requests.columns, request), sign)
         else:

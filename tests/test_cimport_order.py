@@ -16,6 +16,8 @@ LAYERS = [
     {"estimator", "regression", "correction"},
     {"pricing"},
     {"pages", "speculation", "scheduler"},
+    {"recorder", "placement"},
+    {"workers"},
     {"replay"},
 ]
 APART = {"codec", "plain"}

@@ -17,6 +17,7 @@ cdef class PrefixKeys:
     cdef int64_t[::1] first_key        # [n + 1] where the keys of a request's full prompt blocks start in `keys`
     cdef int64_t[::1] keys
     cdef int64_t[::1] first_own_key    # [n] where the keys of a request's other blocks start
+    cdef readonly int64_t num_shared_keys   # keys below this may belong to several requests
 
     cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil
 
@@ -27,6 +28,11 @@ cdef struct Block:
     int64_t next_in_bucket    # same bucket, published later
     int64_t older             # free list of published blocks, or the stack of blank ones
     int64_t newer
+
+
+cdef struct ResidencyChange:
+    int64_t key
+    int64_t copies      # +1 published, -1 evicted
 
 
 cdef class BlockPool:
@@ -41,6 +47,9 @@ cdef class BlockPool:
     cdef int64_t num_evictable
     cdef int64_t* buckets
     cdef int64_t num_buckets
+    cdef bint logs                      # keep `log`, until somebody clears it
+    cdef ResidencyChange* log
+    cdef int64_t num_logged, log_capacity
 
     cdef int64_t num_free(self) noexcept nogil
     cdef int64_t find(self, int64_t key) noexcept nogil
@@ -48,9 +57,10 @@ cdef class BlockPool:
     cdef void share(self, int64_t block) noexcept nogil
     cdef int64_t take(self) except -1 nogil
     cdef void give_back(self, int64_t block) noexcept nogil
-    cdef void publish(self, int64_t block, int64_t key) noexcept nogil
+    cdef int publish(self, int64_t block, int64_t key) except -1 nogil
     cdef void _append_to_bucket(self, int64_t block) noexcept nogil
-    cdef void _unpublish(self, int64_t block) noexcept nogil
+    cdef int _unpublish(self, int64_t block) except -1 nogil
+    cdef int _log(self, int64_t key, int64_t copies) except -1 nogil
     cdef void _leave_free_list(self, int64_t block) noexcept nogil
     cdef int _grow(self) except -1 nogil
 
@@ -78,7 +88,7 @@ cdef class KvCache:
     cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil
     cdef int64_t missing_blocks(self, int64_t request, int64_t tokens) noexcept nogil
     cdef void shrink(self, int64_t request, int64_t tokens) noexcept nogil
-    cdef void publish(self, int64_t request, int64_t tokens) noexcept nogil
+    cdef int publish(self, int64_t request, int64_t tokens) except -1 nogil
     cdef void release(self, int64_t request) noexcept nogil
     cdef int64_t active_blocks(self) noexcept nogil
     cdef int64_t free_blocks(self) noexcept nogil

@@ -4,6 +4,8 @@ from numpy.typing import NDArray
 class PrefixKeys:
     @property
     def block_size(self) -> int: ...
+    @property
+    def num_shared_keys(self) -> int: ...
     def __init__(
         self,
         prompt_tokens: NDArray[np.int64],

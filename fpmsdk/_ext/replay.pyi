@@ -1,25 +1,11 @@
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fpmsdk._ext.pricing import PassPricer
-from fpmsdk._ext.scheduler import Scheduler
-
-class Rows:
-    def array(self) -> NDArray[np.void]: ...
-
-class Recorder:
-    @property
-    def passes(self) -> Rows: ...
-    @property
-    def gaps(self) -> Rows: ...
-    @property
-    def admissions(self) -> Rows: ...
-    @property
-    def committed_prefill_tokens(self) -> int: ...
-    def column(self, name: str) -> NDArray[Any]: ...
+from fpmsdk._ext.recorder import Recorder
+from fpmsdk._ext.scheduler import Requests
+from fpmsdk._ext.workers import WorkerPool
 
 class Replay:
     @property
@@ -28,16 +14,22 @@ class Replay:
     def now_ms(self) -> float: ...
     def __init__(
         self,
-        schedulers: list[Scheduler],
-        pricer: PassPricer,
+        requests: Requests,
+        recorder: Recorder,
+        workers: WorkerPool,
+        prefill: WorkerPool | None = None,
         *,
-        dp_size: int,
+        transfer_bytes_per_token: float = 0.0,
+        transfer_bytes_per_s: float = 0.0,
+        handoff_ms: float = 0.0,
+        transfers_missing_only: bool = False,
         arrival_ms: NDArray[np.float64],
         next_turn: ArrayLike,
         delay_ms: ArrayLike,
+        dp_rank: ArrayLike | None = None,
+        prefill_dp_rank: ArrayLike | None = None,
         concurrency: int = 0,
         max_sim_time_ms: float = ...,
-        record_passes: bool = True,
         request_ids: Sequence[str] | None = None,
     ) -> None: ...
     def run(self) -> None: ...

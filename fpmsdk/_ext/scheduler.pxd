@@ -14,6 +14,14 @@ cpdef enum Status:
     PREEMPTED = 3    # waiting again, generated tokens kept
     COMPLETED = 4
     REJECTED = 5
+    HELD = 6         # its prompt is computed on a prefill worker, which keeps the blocks for the transfer
+    RESERVED = 7     # a decode worker has blocks for its prompt, the transfer is under way
+
+
+cpdef enum Role:
+    AGGREGATED = 0
+    PREFILL = 1      # computes prompts and hands their blocks over
+    DECODE = 2       # takes prompts over and generates
 
 
 cpdef enum Refusal:
@@ -50,6 +58,9 @@ cdef struct IndexList:
     int64_t* items
     int64_t length
     int64_t capacity
+
+
+cdef int append(IndexList* entries, int64_t value) except -1 nogil
 
 
 cdef struct IndexQueue:
@@ -102,6 +113,8 @@ cdef class Scheduler:
     cdef readonly KvCache kv
     cdef DraftAcceptance drafts         # None without multi-token prediction
     cdef bint vllm_rules, by_priority, preempts_oldest, chunked_prefill, reserves_whole_sequence
+    cdef Role role
+    cdef bint never_evicts
     cdef bint threshold_spares_lone_request, threshold_is_adaptive
     cdef int64_t num_gpu_blocks, max_model_len, max_num_seqs, max_num_batched_tokens
     cdef int64_t long_prefill_token_threshold, watermark_blocks, prefill_schedule_interval
@@ -111,6 +124,9 @@ cdef class Scheduler:
     cdef LengthSums queued_prefill, queued_decode
     cdef int64_t num_submitted
     cdef bint prefill_capacity_bound
+    cdef IndexQueue pending             # destinations that have no blocks yet
+    cdef int64_t capacity_generation    # counts the events after which more may fit
+    cdef int64_t failed_generation      # in which the first pending one did not fit; -1: not tried
 
     # The pass at hand; valid until the next one is scheduled.
     cdef int64_t budget, chunk_limit
@@ -122,6 +138,10 @@ cdef class Scheduler:
     cdef PassRecord record
     cdef PassShape shape
 
+    cdef int add_destination(self, int64_t request) except -1 nogil
+    cdef int64_t reserve_next(self) except -2 nogil
+    cdef int activate(self, int64_t request) except -1 nogil
+    cdef int release_source(self, int64_t request) except -1 nogil
     cdef bint submit(self, int64_t request) except -1 nogil
     cdef int schedule(self, int64_t wave_step) except -1 nogil
     cdef int complete(self) except -1 nogil
@@ -134,19 +154,21 @@ cdef class Scheduler:
     cdef bint _defers_prefills(self, int64_t wave_step) noexcept nogil
     cdef int64_t _chunk(self, int64_t request, int64_t computed) noexcept nogil
     cdef bint _prompt_must_wait(self, int64_t request, int64_t computed) noexcept nogil
-    cdef bint _fits(self, int64_t tokens) noexcept nogil
+    cdef bint _fits(self, int64_t request, int64_t tokens) noexcept nogil
     cdef int64_t _victim(self) noexcept nogil
     cdef int _preempt(self, int64_t position) except -1 nogil
+    cdef int64_t _next_waiting(self) noexcept nogil
+    cdef int64_t _promised_blocks(self) noexcept nogil
     cdef void _withdraw(self, int64_t request) noexcept nogil
     cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil
     cdef int64_t _width(self, int64_t request, int64_t tokens) noexcept nogil
     cdef bint _is_ready(self, int64_t request) noexcept nogil
     cdef int64_t _burst_end(self, const ScheduledItem* item) noexcept nogil
     cdef int _reserve_bursts(self) except -1 nogil
-    cdef int64_t _emit(self, const ScheduledItem* item) noexcept nogil
+    cdef int64_t _emit(self, const ScheduledItem* item) except -1 nogil
     cdef void _describe(self) noexcept nogil
     cdef Refusal _refusal(self, int64_t request) noexcept nogil
     cdef int _enqueue(self, int64_t request) except -1 nogil
-    cdef int64_t _dequeue(self) noexcept nogil
+    cdef int64_t _dequeue(self, int64_t position) noexcept nogil
     cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil
     cdef void _count_queued(self, int64_t request, int sign) noexcept nogil

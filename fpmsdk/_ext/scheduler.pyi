@@ -15,6 +15,13 @@ class Status(IntEnum):
     PREEMPTED = 3
     COMPLETED = 4
     REJECTED = 5
+    HELD = 6
+    RESERVED = 7
+
+class Role(IntEnum):
+    AGGREGATED = 0
+    PREFILL = 1
+    DECODE = 2
 
 class Refusal(IntEnum):
     ACCEPTED = 0
@@ -50,6 +57,9 @@ class Scheduler:
         scheduling_policy: str = "fcfs",
         keys: PrefixKeys | None = None,
         drafts: DraftAcceptance | None = None,
+        role: Role = ...,
+        never_evicts: bool = False,
+        logs_residency: bool = False,
         prefill_schedule_interval: int = 1,
         long_prefill_token_threshold: int = 0,
         long_prefill_token_threshold_adaptive: bool = False,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow
     from rich.table import Table
 
+_WORKERS = ("worker", "prefill_worker")  # a negative one: the request came to none
+
 Columns = Mapping[str, NDArray[Any]]
 
 # Record keys of the JSON report and the columns they show (engine-and-replay.md sections 5.7 and 6).
@@ -46,6 +48,13 @@ _RECORD_KEYS = {
     "admission_count": "num_admissions",
     "preemption_count": "num_preemptions",
     "decode_worker_idx": "worker",
+    "prefill_worker_idx": "prefill_worker",
+    "source_held_ms": "source_held_ms",
+    "destination_reserved_ms": "destination_reserved_ms",
+    "destination_activated_ms": "destination_activated_ms",
+    "decode_admit_ms": "decode_admit_ms",
+    "source_released_ms": "source_released_ms",
+    "decode_reused_input_tokens": "decode_reused_tokens",
     "terminal_status": "status",
     "rejection_reason": "rejection_reason",
 }
@@ -60,13 +69,15 @@ class ReplayReport:
         None), `status` (str; `completed`, `rejected` or `unfinished`), `turn_index`, `prompt_tokens`,
         `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `num_admissions`,
         `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
-        `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived.
+        `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived. Of
+        disaggregated serving also `prefill_worker`, `decode_reused_tokens` and the times of the transfer.
     passes: an array per column, one entry per pass; empty when passes were not recorded.
     gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
     committed_prefill_tokens: tokens scheduled for prefill; None when passes were not recorded.
     clock_ms: simulated time at which the replay ended.
     wall_time_ms: real time that it took.
-    num_workers, gpus_per_worker: what ran from the first to the last simulated moment.
+    num_workers, gpus_per_worker: what ran from the first to the last simulated moment, aggregated or decode.
+    num_prefill_workers, prefill_gpus_per_worker: the same of disaggregated prefill workers.
     options: the settings that the figures depend on; shown in the JSON report.
     sla: bounds for goodput.
 
@@ -89,6 +100,8 @@ class ReplayReport:
         wall_time_ms: float,
         num_workers: int = 1,
         gpus_per_worker: int = 1,
+        num_prefill_workers: int = 0,
+        prefill_gpus_per_worker: int = 0,
         options: Mapping[str, Any] | None = None,
         sla: Sla | None = None,
     ) -> None:
@@ -112,7 +125,8 @@ class ReplayReport:
         if not self._completed.any():
             raise EmptyResultError(self._why_empty())
         self.summary: dict[str, Any] = {
-            **self._volume(clock_ms, wall_time_ms, num_workers, gpus_per_worker),
+            **self._volume(clock_ms, wall_time_ms),
+            **_provision(clock_ms, num_workers, gpus_per_worker, num_prefill_workers, prefill_gpus_per_worker),
             **(self._goodput(sla) if sla is not None else {}),
             **self._distributions(gap_ms, gap_count),
             "kv_eviction_policy": "lru",
@@ -133,12 +147,16 @@ class ReplayReport:
         """The report as one JSON object: `options`, `summary` and, unless not wanted, `per_request`."""
         document: dict[str, Any] = {"options": self.options, "summary": self.summary}
         if per_request:
-            columns = {key: self.request_columns[name].tolist() for key, name in _RECORD_KEYS.items()}
+            columns = {key: self._values(name) for key, name in _RECORD_KEYS.items() if name in self.request_columns}
             document["per_request"] = [
                 dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
             ]
         # msgspec writes NaN, an absent time, as null.
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+    def _values(self, name: str) -> list[Any]:
+        values: list[Any] = self.request_columns[name].tolist()
+        return [None if value < 0 else value for value in values] if name in _WORKERS else values
 
     def write_json(self, path: str | Path, *, per_request: bool = True) -> None:
         """Write `to_json` to a file, whole or not at all."""
@@ -186,13 +204,12 @@ class ReplayReport:
             fault += f", the first, {self.request_columns['request_id'][first]}, because {reasons[first]}"
         return f"{fault}; {len(status) - rejected} were unfinished"
 
-    def _volume(self, clock_ms: float, wall_time_ms: float, num_workers: int, gpus_per_worker: int) -> dict[str, Any]:
+    def _volume(self, clock_ms: float, wall_time_ms: float) -> dict[str, Any]:
         done = {name: column[self._completed] for name, column in self.request_columns.items()}
         inputs, outputs = int(done["prompt_tokens"].sum()), int(done["output_tokens"].sum())
         duration_ms = float(done["end_ms"].max())
         seconds = max(duration_ms, 1e-6) / 1e3
         wall_seconds = max(wall_time_ms, 1e-6) / 1e3
-        worker_seconds = num_workers * clock_ms / 1e3
         return {
             "num_requests": len(self._completed),
             "completed_requests": int(self._completed.sum()),
@@ -204,17 +221,12 @@ class ReplayReport:
             "input_throughput_tok_s": inputs / seconds,
             "output_throughput_tok_s": outputs / seconds,
             "total_throughput_tok_s": (inputs + outputs) / seconds,
-            "prefill_worker_seconds": 0.0,  # an aggregated worker counts as a decode worker
-            "decode_worker_seconds": worker_seconds,
-            "prefill_gpus_per_worker": 0,
-            "decode_gpus_per_worker": gpus_per_worker,
-            "gpu_hours": worker_seconds * gpus_per_worker / 3600,
             "power_w": None,  # no timing model so far knows its energy
             "power_coverage": None,
             "processed_tokens": inputs + outputs,
             "processed_tokens_per_s": (inputs + outputs) / wall_seconds,
             "processed_output_tokens_per_s": outputs / wall_seconds,
-            "prefix_cache_reused_ratio": int(done["reused_tokens"].sum()) / inputs,
+            "prefix_cache_reused_ratio": int(_best_reuse(done).sum()) / inputs,
             "first_admission_prefix_cache_reused_ratio": int(done["first_reused_tokens"].sum()) / inputs,
         }
 
@@ -247,6 +259,28 @@ class ReplayReport:
         }
 
 
+def _best_reuse(requests: Columns) -> NDArray[np.int64]:
+    """Tokens reused in the best admission of each request, whichever pool it was in."""
+    decode = requests.get("decode_reused_tokens", requests["reused_tokens"])
+    best: NDArray[np.int64] = np.maximum(requests["reused_tokens"], decode)
+    return best
+
+
+def _provision(
+    clock_ms: float, num_workers: int, gpus_per_worker: int, num_prefill_workers: int, prefill_gpus_per_worker: int
+) -> dict[str, Any]:
+    """Worker seconds and GPU hours; an aggregated worker counts as a decode worker."""
+    prefill_seconds, decode_seconds = num_prefill_workers * clock_ms / 1e3, num_workers * clock_ms / 1e3
+    gpu_seconds = prefill_seconds * prefill_gpus_per_worker + decode_seconds * gpus_per_worker
+    return {
+        "prefill_worker_seconds": prefill_seconds,
+        "decode_worker_seconds": decode_seconds,
+        "prefill_gpus_per_worker": prefill_gpus_per_worker,
+        "decode_gpus_per_worker": gpus_per_worker,
+        "gpu_hours": gpu_seconds / 3600,
+    }
+
+
 def _present(values: NDArray[np.float64]) -> int:
     return int(np.count_nonzero(~np.isnan(values)))
 
@@ -257,7 +291,12 @@ def _arrow(columns: Columns) -> pyarrow.Table:
     # A column of names may hold nothing but None, which would leave its type open.
     return pa.table(
         {
-            name: pa.array(column, pa.string() if column.dtype == object else None, from_pandas=True)
+            name: pa.array(
+                column,
+                pa.string() if column.dtype == object else None,
+                mask=column < 0 if name in _WORKERS else None,
+                from_pandas=True,
+            )
             for name, column in columns.items()
         }
     )

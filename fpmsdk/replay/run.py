@@ -8,7 +8,6 @@ Source: engine-and-replay.md sections 4 to 6.
 from __future__ import annotations
 
 import math
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -17,14 +16,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fpmsdk._ext.pages import PrefixKeys
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
-from fpmsdk._ext.replay import Recorder, Replay
-from fpmsdk._ext.scheduler import Refusal, Requests, Scheduler, Status
-from fpmsdk._ext.speculation import DraftAcceptance
+from fpmsdk._ext.recorder import Recorder
+from fpmsdk._ext.replay import Replay
+from fpmsdk._ext.scheduler import Refusal, Requests, Status
 from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.latency import Sla
+from fpmsdk.replay.pools import PoolPlan, check_simulated, parsed_version
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
 
@@ -40,6 +39,15 @@ _RECORDED_COLUMNS = (
     "num_admissions",
     "worker",
 )
+_TRANSFER_COLUMNS = (
+    "prefill_worker",
+    "source_held_ms",
+    "destination_reserved_ms",
+    "destination_activated_ms",
+    "decode_admit_ms",
+    "source_released_ms",
+    "decode_reused_tokens",
+)
 
 
 def replay_trace(
@@ -50,6 +58,11 @@ def replay_trace(
     scheduler_rules: Literal["vllm", "simulator"] = "vllm",
     mixed_pass_pricing: Literal["composed", "separate"] = "composed",
     num_workers: int = 1,
+    placement: Literal["round_robin", "kv_aware"] = "round_robin",
+    prefill_launch: EngineLaunchConfig | Mapping[str, Any] | None = None,
+    prefill_timing: Any = None,
+    num_prefill_workers: int = 1,
+    handoff_latency_ms: float = 0.0,
     arrival_speedup_ratio: float = 1.0,
     concurrency: int | None = None,
     max_sim_time_ms: float | None = None,
@@ -75,7 +88,13 @@ def replay_trace(
     scheduler_rules: `vllm` decides as the real scheduler, `simulator` as the peer simulator.
     mixed_pass_pricing: `composed` prices prefill and decode of one pass as one forward where the timing model
         can, `separate` prices each part for itself.
-    num_workers: identical workers behind a round robin, ready from the start.
+    num_workers: identical workers, ready from the start.
+    placement: `round_robin` over the workers, or `kv_aware`: where most of a prompt is cached and least waits.
+        With prefill workers it places prompts; decode workers take turns.
+    prefill_launch, prefill_timing, num_prefill_workers: disaggregated serving: workers that compute prompts (of
+        worker_type prefill) and hand them over to those of `launch` (of worker_type decode).
+    handoff_latency_ms: duration of every transfer when the prefill launch names no
+        `kv_transfer_bytes_per_token` and `kv_transfer_bandwidth`.
     arrival_speedup_ratio: arrivals and delays are divided by it.
     concurrency: closed loop with at most so many active sessions; None follows the trace's timestamps.
     max_sim_time_ms: no event after this simulated time.
@@ -106,10 +125,10 @@ def replay_trace(
         _check_integer("concurrency", concurrency, 1)
     if max_sim_time_ms is not None:
         _check_number("max_sim_time_ms", max_sim_time_ms, 0.0)
-    if not isinstance(launch, EngineLaunchConfig):
-        launch = EngineLaunchConfig.from_mapping({"engine": {}} if launch is None else launch)
-    engine = launch.engine
-    _check_simulated(engine, scheduler_rules)
+    _check_choice("placement", placement, ("round_robin", "kv_aware"))
+    _check_integer("num_prefill_workers", num_prefill_workers, 1)
+    _check_number("handoff_latency_ms", handoff_latency_ms, 0.0)
+    launch = _launch_config(launch)
     vllm_settings = {
         "scheduling_policy": scheduling_policy,
         "long_prefill_token_threshold": long_prefill_token_threshold,
@@ -118,56 +137,92 @@ def replay_trace(
         "watermark": watermark,
         "scheduler_reserve_full_isl": scheduler_reserve_full_isl,
     }
-    _check_vllm_settings(vllm_settings, engine, scheduler_rules)
 
-    pricer = PassPricer(
-        as_timing_model(engine.timing_model if timing is None else timing),
-        mixed_pass_pricing == "composed",
-        engine.speedup_ratio,
-        engine.decode_speedup_ratio,
-    )
+    def plan(launch: EngineLaunchConfig, num_workers: int, timing: Any, placement: str) -> PoolPlan:
+        engine = launch.engine
+        check_simulated(engine, scheduler_rules)
+        _check_vllm_settings(vllm_settings, engine, scheduler_rules)
+        pricer = PassPricer(
+            as_timing_model(engine.timing_model if timing is None else timing),
+            mixed_pass_pricing == "composed",
+            engine.speedup_ratio,
+            engine.decode_speedup_ratio,
+        )
+        settings = {"scheduler_rules": scheduler_rules, **vllm_settings}
+        return PoolPlan(launch, num_workers, pricer, placement, settings)
+
+    prefill = None
+    if prefill_launch is not None:
+        prefill = plan(_launch_config(prefill_launch), num_prefill_workers, prefill_timing, placement)
+        placement = "round_robin"
+    _check_topology(launch, prefill, prefill_timing, num_prefill_workers, handoff_latency_ms)
+    main = plan(launch, num_workers, timing, placement)
+    plans = [main] if prefill is None else [prefill, main]
+    for pool in plans:
+        _check_dp_ranks(trace, pool.launch)
+
     requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
+    recorder = Recorder(len(trace), record_passes)
+    source = launch if prefill is None else prefill.launch
     replay = Replay(
-        _schedulers(trace, requests, launch, num_workers, {"scheduler_rules": scheduler_rules, **vllm_settings}),
-        pricer,
-        dp_size=launch.dp_size,
+        requests,
+        recorder,
+        main.build(trace, requests, recorder),
+        None if prefill is None else prefill.build(trace, requests, recorder),
+        transfer_bytes_per_token=float(source.engine.kv_transfer_bytes_per_token or 0),
+        transfer_bytes_per_s=(source.engine.kv_transfer_bandwidth or 0.0) * 1e9,
+        handoff_ms=handoff_latency_ms,
+        transfers_missing_only=source.engine.kv_transfer_timing_mode == "destination_missing",
         arrival_ms=trace.arrival_ms / arrival_speedup_ratio,
         next_turn=_next_turns(trace),
         delay_ms=trace.delay_ms / arrival_speedup_ratio,
         concurrency=concurrency or 0,
+        dp_rank=trace.dp_rank,
+        prefill_dp_rank=trace.prefill_dp_rank,
         max_sim_time_ms=math.inf if max_sim_time_ms is None else max_sim_time_ms,
-        record_passes=record_passes,
         request_ids=trace.request_ids.tolist(),
     )
     started = time.perf_counter()
     replay.run()
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
-    gaps = replay.recorder.gaps.array()
+    gaps = recorder.gaps.array()
     report = ReplayReport(
-        requests=_request_columns(trace, requests, replay.recorder, engine, scheduler_rules),
-        passes=_columns(replay.recorder.passes.array()),
+        requests=_request_columns(trace, requests, recorder, plans, scheduler_rules),
+        passes=_pass_columns(recorder.passes.array()),
         gap_ms=gaps["gap_ms"],
         gap_count=gaps["count"],
-        committed_prefill_tokens=replay.recorder.committed_prefill_tokens,
+        committed_prefill_tokens=recorder.committed_prefill_tokens,
         clock_ms=replay.now_ms,
         wall_time_ms=wall_time_ms,
         num_workers=num_workers,
-        gpus_per_worker=launch.tensor_parallel_size * launch.dp_size,
+        gpus_per_worker=main.num_gpus_per_worker,
+        num_prefill_workers=0 if prefill is None else num_prefill_workers,
+        prefill_gpus_per_worker=0 if prefill is None else prefill.num_gpus_per_worker,
         options={
             "scheduler_rules": scheduler_rules,
             "mixed_pass_pricing": mixed_pass_pricing,
             "num_workers": num_workers,
+            "placement": plans[0].placement,
             "arrival_speedup_ratio": arrival_speedup_ratio,
             "concurrency": concurrency,
             "max_sim_time_ms": max_sim_time_ms,
             **vllm_settings,
             "launch": launch.to_dict(),
+            **(
+                {}
+                if prefill is None
+                else {
+                    "prefill_launch": prefill.launch.to_dict(),
+                    "num_prefill_workers": num_prefill_workers,
+                    "handoff_latency_ms": handoff_latency_ms,
+                }
+            ),
         },
         sla=sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla),
     )
-    report.summary["composed_passes"] = pricer.num_composed
-    report.summary["mixed_passes_priced_separately"] = pricer.num_fallback
+    report.summary["composed_passes"] = sum(pool.pricer.num_composed for pool in plans)
+    report.summary["mixed_passes_priced_separately"] = sum(pool.pricer.num_fallback for pool in plans)
     return report
 
 
@@ -200,17 +255,53 @@ def as_timing_model(timing: Any) -> TimingModel:
     )
 
 
-def _check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:
-    simulated = {"backend": "vllm", "worker_type": "aggregated", "kv_cache_groups": ()}
-    for field, value in simulated.items():
-        if getattr(engine, field) != value:
-            raise MissingCapabilityError(
-                f"engine.{field} = {getattr(engine, field)!r} cannot be replayed by this release; "
-                f"it simulates {field} = {value!r}"
+def _launch_config(launch: EngineLaunchConfig | Mapping[str, Any] | None) -> EngineLaunchConfig:
+    if isinstance(launch, EngineLaunchConfig):
+        return launch
+    return EngineLaunchConfig.from_mapping({"engine": {}} if launch is None else launch)
+
+
+def _check_topology(
+    launch: EngineLaunchConfig,
+    prefill: PoolPlan | None,
+    prefill_timing: Any,
+    num_prefill_workers: int,
+    handoff_latency_ms: float,
+) -> None:
+    expected = {"launch": (launch, "aggregated")}
+    if prefill is not None:
+        expected = {"launch": (launch, "decode"), "prefill_launch": (prefill.launch, "prefill")}
+    for name, (given, worker_type) in expected.items():
+        if given.engine.worker_type != worker_type:
+            with_or_without = "without" if prefill is None else "with"
+            raise ConfigError(
+                f"{name}.engine.worker_type is {given.engine.worker_type!r}; {with_or_without} prefill_launch it must "
+                f"be {worker_type!r}",
+                f"{name}.engine.worker_type",
             )
-    if scheduler_rules == "vllm" and engine.num_gpu_blocks < 2:
+    if prefill is not None:
+        if any(given.engine.backend == "trtllm" for given, _ in expected.values()):
+            raise MissingCapabilityError("disaggregated workers of backend trtllm cannot be replayed by this release")
+        return
+    given_options = {
+        "prefill_timing": prefill_timing is not None,
+        "num_prefill_workers": num_prefill_workers != 1,
+        "handoff_latency_ms": handoff_latency_ms != 0.0,
+    }
+    for option, is_given in given_options.items():
+        if is_given:
+            raise ConfigError(f"{option} has no effect without prefill_launch; leave it out", option)
+
+
+def _check_dp_ranks(trace: Trace, launch: EngineLaunchConfig) -> None:
+    name = "prefill_dp_rank" if launch.engine.worker_type == "prefill" else "dp_rank"
+    ranks = getattr(trace, name)
+    outside = np.flatnonzero(ranks >= launch.dp_size)
+    if outside.size:
+        row = int(outside[0])
         raise ConfigError(
-            "engine.num_gpu_blocks is 1; vLLM reserves one block, give at least 2", "engine.num_gpu_blocks"
+            f"request {trace.request_ids[row]!r}: {name} {ranks[row]} is out of range for dp_size {launch.dp_size}",
+            name,
         )
 
 
@@ -219,7 +310,7 @@ def _check_vllm_settings(settings: Mapping[str, Any], engine: EngineConfig, sche
     _check_number("watermark", settings["watermark"], 0.0, below=1.0)
     threshold = settings["long_prefill_token_threshold"]
     _check_integer("long_prefill_token_threshold", threshold, 0, engine.max_model_len)
-    _parsed_version(settings["vllm_version"])
+    parsed_version(settings["vllm_version"])
     defaults = {"scheduling_policy": "fcfs", "long_prefill_token_threshold": 0, "watermark": 0.0}
     for name, default in defaults.items():
         if scheduler_rules == "simulator" and settings[name] != default:
@@ -248,58 +339,6 @@ def _check_number(name: str, value: Any, lowest: float, below: float = math.inf)
         raise ConfigError(f"{name} is {value!r}; give a finite number of at least {lowest}{limit}", name)
 
 
-def _parsed_version(text: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", text)
-    if match is None:
-        raise ConfigError(f"vllm_version is {text!r}; give MAJOR.MINOR, as 0.32", "vllm_version")
-    return int(match[1]), int(match[2])
-
-
-def _schedulers(
-    trace: Trace,
-    requests: Requests,
-    launch: EngineLaunchConfig,
-    num_workers: int,
-    settings: Mapping[str, Any],
-) -> list[Scheduler]:
-    engine = launch.engine
-    keys = None
-    if engine.enable_prefix_caching:
-        keys = PrefixKeys(
-            trace.prompt_tokens,
-            trace.output_tokens,
-            trace.hash_offsets,
-            trace.hash_ids,
-            trace.block_tokens,
-            engine.block_size,
-        )
-    return [
-        Scheduler(
-            requests,
-            num_gpu_blocks=engine.num_gpu_blocks,
-            block_size=engine.block_size,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_model_len=engine.max_model_len,
-            enable_chunked_prefill=engine.enable_chunked_prefill,
-            preemption_mode=engine.preemption_mode,
-            keys=keys,
-            drafts=_draft_acceptance(engine, rank),
-            # The cadence keeps the ranks of a group in step; a lone rank has nobody to wait for.
-            prefill_schedule_interval=engine.prefill_schedule_interval if launch.dp_size > 1 else 1,
-            **{**settings, "vllm_version": _parsed_version(settings["vllm_version"])},
-        )
-        for rank in range(num_workers * launch.dp_size)
-    ]
-
-
-def _draft_acceptance(engine: EngineConfig, rank: int) -> DraftAcceptance | None:
-    if engine.aic_nextn is None:
-        return None
-    rates = [float(rate) for rate in (engine.aic_nextn_accept_rates or "").split(",")]
-    return DraftAcceptance(rates, engine.aic_mtp_seed + rank)
-
-
 def _next_turns(trace: Trace) -> NDArray[np.int64]:
     """The row of the next turn of each row's session, -1 for the last; turns of a session are neighbours."""
     rows = np.arange(len(trace))
@@ -307,8 +346,10 @@ def _next_turns(trace: Trace) -> NDArray[np.int64]:
     return np.where(same_session, rows + 1, -1)
 
 
-def _columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
-    return {name: rows[name] for name in rows.dtype.names or ()}
+def _pass_columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+    columns: dict[str, NDArray[Any]] = {name: rows[name] for name in rows.dtype.names or ()}
+    columns["pool"] = np.array(["agg", "prefill", "decode"], object)[columns.pop("role")]
+    return columns
 
 
 def _session_names(trace: Trace) -> NDArray[np.object_]:
@@ -318,11 +359,8 @@ def _session_names(trace: Trace) -> NDArray[np.object_]:
     return names
 
 
-def _request_columns(
-    trace: Trace, requests: Requests, recorder: Recorder, engine: EngineConfig, scheduler_rules: str
-) -> dict[str, NDArray[Any]]:
-    outcomes = np.full(len(Status), "unfinished", object)
-    outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
+def _rejection_reasons(engine: EngineConfig, scheduler_rules: str) -> NDArray[np.object_]:
+    """What each `Refusal` of the pool that a request arrives at says."""
     usable_blocks = engine.num_gpu_blocks - (scheduler_rules == "vllm")
     reasons = np.full(len(Refusal), None, object)
     reasons[Refusal.MODEL_LENGTH] = f"its prompt leaves no room below max_model_len = {engine.max_model_len}"
@@ -332,17 +370,29 @@ def _request_columns(
     reasons[Refusal.UNCHUNKED_PROMPT] = (
         f"its prompt exceeds max_num_batched_tokens = {engine.max_num_batched_tokens} without chunked prefill"
     )
+    return reasons
+
+
+def _request_columns(
+    trace: Trace, requests: Requests, recorder: Recorder, plans: list[PoolPlan], scheduler_rules: str
+) -> dict[str, NDArray[Any]]:
+    outcomes = np.full(len(Status), "unfinished", object)
+    outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
+    reasons = _rejection_reasons(plans[0].launch.engine, scheduler_rules)
+    was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")) | (len(plans) == 1)
     columns: dict[str, NDArray[Any]] = {
         "request_id": trace.request_ids,
         "session_id": _session_names(trace),
         "turn_index": trace.turn_index,
         "prompt_tokens": trace.prompt_tokens,
         "requested_output_tokens": trace.output_tokens,
-        "output_tokens": requests.column("generated_tokens"),
+        # The token of a prefill worker is hidden.
+        "output_tokens": np.where(was_with_decoder, requests.column("generated_tokens"), 0),
         "num_preemptions": requests.column("num_preemptions"),
         "status": outcomes[requests.column("status")],
         "rejection_reason": reasons[requests.column("refusal")],
         **{name: recorder.column(name) for name in _RECORDED_COLUMNS},
+        **({name: recorder.column(name) for name in _TRANSFER_COLUMNS} if len(plans) > 1 else {}),
     }
     arrived = ~np.isnan(columns["arrival_ms"])
     return {name: column[arrived] for name, column in columns.items()}

@@ -43,6 +43,8 @@ class Trace:
     session_index: int64[n], the row's session, ascending.
     turn_index: int64[n], from 0 within a session.
     delay_ms: float64[n], 0 for a first turn.
+    dp_rank, prefill_dp_rank: int64[n], the attention-DP rank that must serve the request, -1 for any; the second
+        on prefill workers.
     hash_offsets: int64[n + 1]; row i owns `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`. A row without
         blocks shares its prompt with no other; any other row has just enough to cover its prompt.
     hash_ids: int64, dense from 0 in order of first appearance in the source.
@@ -64,6 +66,8 @@ class Trace:
     session_index: Int64
     turn_index: Int64
     delay_ms: Float64
+    dp_rank: Int64
+    prefill_dp_rank: Int64
     hash_offsets: Int64
     hash_ids: Int64
     block_tokens: int
@@ -115,6 +119,8 @@ class Trace:
         priority: ArrayLike | None = None,
         session_ids: Sequence[str] | None = None,
         delay_ms: ArrayLike | None = None,
+        dp_rank: ArrayLike | None = None,
+        prefill_dp_rank: ArrayLike | None = None,
         hash_ids: Sequence[Sequence[int]] | None = None,
         block_tokens: int = 512,
     ) -> Trace:
@@ -128,6 +134,8 @@ class Trace:
         priority: 32-bit integers, 0 when omitted.
         session_ids: the session of each row; equal names are turns in row order. Omitted: no sessions.
         delay_ms: wait of a later turn after the turn before it completed; 0 for a first turn.
+        dp_rank: the attention-DP rank that must serve each request, -1 for any.
+        prefill_dp_rank: the same on prefill workers; `dp_rank` when omitted.
         hash_ids: block identities of each prompt, unsigned 64-bit; none, or enough to cover the prompt.
         block_tokens: prompt tokens per hash id.
 
@@ -152,6 +160,10 @@ class Trace:
             else _integers("priority", priority, -MAX_PRIORITY - 1, MAX_PRIORITY, n)
         )
         delays = np.zeros(n) if delay_ms is None else _milliseconds("delay_ms", delay_ms, n)
+        ranks = np.full(n, -1) if dp_rank is None else _integers("dp_rank", dp_rank, -1, MAX_PRIORITY, n)
+        prefill_ranks = (
+            ranks if prefill_dp_rank is None else _integers("prefill_dp_rank", prefill_dp_rank, -1, MAX_PRIORITY, n)
+        )
         names, session, turn = _sessions(ids if session_ids is None else session_ids, n)
         first = turn == 0
         if delays[first].any():
@@ -182,6 +194,8 @@ class Trace:
             session_index=rank[session][order],
             turn_index=turn[order],
             delay_ms=delays[order],
+            dp_rank=ranks[order],
+            prefill_dp_rank=prefill_ranks[order],
             hash_offsets=_gathered_offsets(offsets, order),
             hash_ids=_gathered(offsets, blocks, order),
             block_tokens=block_tokens,
@@ -257,6 +271,8 @@ class Trace:
             session_index=session_index.astype(np.int64),
             turn_index=self.turn_index[rows],
             delay_ms=self.delay_ms[rows],
+            dp_rank=self.dp_rank[rows],
+            prefill_dp_rank=self.prefill_dp_rank[rows],
             hash_offsets=_gathered_offsets(self.hash_offsets, rows),
             hash_ids=_gathered(self.hash_offsets, self.hash_ids, rows),
             block_tokens=self.block_tokens,

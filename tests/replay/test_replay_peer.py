@@ -1,7 +1,7 @@
 """Replays of the public peer, reproduced to the last bit.
 
 Traces and synthetic runs with fixed or polynomial timing: sessions, closed loop, attention-DP groups,
-preemption, prefix caching, MTP; not the disaggregated, grouped and KV-routed scenarios of the same files.
+preemption, prefix caching, MTP, disaggregation, KV-aware placement; not the grouped scenarios.
 Source: engine-and-replay.md section 7.
 """
 
@@ -33,6 +33,14 @@ REQUEST_FIELDS = {
     "terminal_status": "status",
     "decode_worker_idx": "worker",
     "worker_idx": "worker",
+    "prefill_worker_idx": "prefill_worker",
+    "prefill_admit_ms": "first_admit_ms",
+    "source_held_ms": "source_held_ms",
+    "destination_reserved_ms": "destination_reserved_ms",
+    "destination_activated_ms": "destination_activated_ms",
+    "decode_admit_ms": "decode_admit_ms",
+    "source_released_ms": "source_released_ms",
+    "decode_reused_input_tokens": "decode_reused_tokens",
 }
 
 
@@ -57,11 +65,7 @@ def assert_summary_equal(report, recorded):
 
 
 def simulated(scenarios):
-    return [
-        scenario["name"]
-        for scenario in scenarios
-        if "launch" in scenario and not scenario["name"].startswith(("grouped_", "mtp_"))
-    ]
+    return [scenario["name"] for scenario in scenarios if not scenario["name"].startswith(("grouped_", "mtp_"))]
 
 
 TRACES = load_vectors("replay_peer")["trace_scenarios"]
@@ -73,11 +77,17 @@ def scenario_of(scenarios, name):
     return next(scenario for scenario in scenarios if scenario["name"] == name)
 
 
-def replay(trace, launch, options):
+def launches(scenario):
+    if "prefill_launch" in scenario:
+        return {"launch": scenario["decode_launch"], "prefill_launch": scenario["prefill_launch"]}
+    return {"launch": {"engine": {}} | scenario["launch"]}
+
+
+def replay(trace, scenario, options):
     sla = {name.removeprefix("sla_"): bound for name, bound in options.items() if name.startswith("sla_")}
     return replay_trace(
         trace,
-        launch=launch,
+        **launches(scenario),
         num_workers=options.get("num_workers", 1),
         arrival_speedup_ratio=options.get("arrival_speedup_ratio", 1.0),
         concurrency=options.get("replay_concurrency"),
@@ -102,7 +112,7 @@ def test_a_trace_replay_equals_the_peer(name):
         hash_ids=[row["hash_ids"] for row in rows],
         block_tokens=scenario["trace_block_size"],
     )
-    report = replay(trace, scenario["launch"], scenario["options"])
+    report = replay(trace, scenario, scenario["options"])
     # Rows that the peer could not tell apart have no number; they are compared by the summary.
     recorded = [(f"row {r['row']}", r) for r in scenario["per_request"] if r["row"] is not None]
     assert_requests_equal(report, recorded)
@@ -120,24 +130,39 @@ def test_a_synthetic_replay_equals_the_peer(name):
         request_ids=[request["uuid"] for request in recorded],
     )
     options = {key: value for key, value in scenario["options"].items() if key == "replay_concurrency"}
-    report = replay(trace, {"engine": {}} | scenario["launch"], options)
+    report = replay(trace, scenario, options)
     assert_requests_equal(report, [(request["uuid"], request) for request in recorded])
     assert_summary_equal(report, scenario["summary"])
 
 
-def is_simulated(scenario):
-    spec = scenario["spec"]
-    return (
-        spec["topology"]["kind"] == "aggregated"
-        and spec["adapters"]["placement"]["provider"] == "round_robin"
-    )
+def system(spec):
+    """The launches, worker counts and placement of an execution spec."""
+    engine, topology = spec["engine"], spec["topology"]
+    if topology["kind"] == "aggregated":
+        return {
+            "launch": {"engine": engine["rank"], "dp_size": engine["dp_size"]},
+            "num_workers": topology["workers"]["initial_workers"],
+            "placement": {"kv_router": "kv_aware"}.get(spec["adapters"]["placement"]["provider"], "round_robin"),
+        }
+    return {
+        "launch": {"engine": engine["decode"]["rank"], "dp_size": engine["decode"]["dp_size"]},
+        "prefill_launch": {"engine": engine["prefill"]["rank"], "dp_size": engine["prefill"]["dp_size"]},
+        "num_workers": topology["decode"]["initial_workers"],
+        "num_prefill_workers": topology["prefill"]["initial_workers"],
+        "handoff_latency_ms": topology["handoff_latency_ms"],
+    }
 
 
-@pytest.mark.parametrize("name", [scenario["name"] for scenario in ADVANCED if is_simulated(scenario)])
+def relabelled(rows):
+    """Workers numbered in order of first use: among idle ones the peer's router chooses at random."""
+    labels = {}
+    return [{**row, "worker_idx": labels.setdefault(row["worker_idx"], len(labels))} for row in rows]
+
+
+@pytest.mark.parametrize("name", [scenario["name"] for scenario in ADVANCED])
 def test_a_replay_of_combined_features_equals_the_peer(name):
     scenario = scenario_of(ADVANCED, name)
     spec, requests = scenario["spec"], scenario["spec"]["requests"]
-    engine = spec["engine"]
     trace = Trace.from_arrays(
         [request.get("arrival_time_ms") or 0.0 for request in requests],
         [request["input_tokens"] for request in requests],
@@ -150,8 +175,7 @@ def test_a_replay_of_combined_features_equals_the_peer(name):
     )
     report = replay_trace(
         trace,
-        launch={"engine": engine["rank"], "dp_size": engine["dp_size"]},
-        num_workers=spec["topology"]["workers"]["initial_workers"],
+        **system(spec),
         concurrency=spec["max_in_flight"],
         **PEER,
     )
@@ -162,11 +186,24 @@ def test_a_replay_of_combined_features_equals_the_peer(name):
         assert_bursts_equal(report, scenario)
     if "passes" not in scenario:
         return
-    missing = recorded_passes(scenario) - replayed_passes(report, engine["dp_size"])
-    extra = replayed_passes(report, engine["dp_size"]) - recorded_passes(scenario)
+    recorded, found = recorded_passes(scenario), replayed_passes(report, spec)
+    if name.startswith("kv_router"):  # its passes keep the peer's own numbers of workers
+        recorded, found = without_workers(recorded), without_workers(found)
+    missing, extra = recorded - found, found - recorded
     # The peer does not observe the last pass of a run: one row for each rank that took part in it.
     assert not missing
-    assert extra.total() <= engine["dp_size"]
+    assert extra.total() <= sum(role["dp_size"] for role in roles(spec).values())
+
+
+def without_workers(passes):
+    merged = Counter()
+    for (pool, _, rank, *row), times in passes.items():
+        merged[pool, rank, *row] += times
+    return merged
+
+
+def roles(spec):
+    return {"agg": spec["engine"]} if "rank" in spec["engine"] else spec["engine"]
 
 
 def assert_bursts_equal(report, scenario):
@@ -184,15 +221,16 @@ PASS_FIELDS = load_vectors("replay_advanced_peer")["pass_columns"][4:]
 
 def recorded_passes(scenario):
     return Counter(
-        (worker, rank, round(wall_time_ms, 6), *telemetry)
-        for _, worker, rank, wall_time_ms, *telemetry in scenario["passes"]
+        (pool, worker, rank, round(wall_time_ms, 6), *telemetry)
+        for pool, worker, rank, wall_time_ms, *telemetry in scenario["passes"]
     )
 
 
-def replayed_passes(report, dp_size):
+def replayed_passes(report, spec):
     return Counter(
         (
-            *divmod(row["worker"], dp_size),
+            row["pool"],
+            *divmod(row["worker"], roles(spec)[row["pool"]]["dp_size"]),
             round(row["end_ms"] - row["start_ms"], 6),
             *(row[field] for field in PASS_FIELDS),
         )

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpmsdk import EngineLaunchConfig, Trace, replay_trace
+from fpmsdk._ext.placement import Placement
 from fpmsdk._ext.pricing import FixedTiming, PassPricer
+from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.replay import Replay
 from fpmsdk._ext.scheduler import Requests, Scheduler
+from fpmsdk._ext.workers import WorkerPool
 from fpmsdk.errors import (
     ConfigError,
     EmptyResultError,
@@ -187,10 +190,11 @@ def run_core(shapes, **settings):
     prompts, outputs = zip(*shapes, strict=True)
     requests = Requests(prompts, outputs)
     scheduler = Scheduler(requests, "simulator", **settings)
+    recorder = Recorder(len(shapes), True)
     replay = Replay(
-        [scheduler],
-        PassPricer(FixedTiming(10.0, 1.0), True, 1.0, 1.0),
-        dp_size=1,
+        requests,
+        recorder,
+        WorkerPool([scheduler], PassPricer(FixedTiming(10.0, 1.0), True, 1.0, 1.0), Placement(1, 1), recorder),
         arrival_ms=np.zeros(len(shapes)),
         next_turn=np.full(len(shapes), -1),
         delay_ms=np.zeros(len(shapes)),
@@ -201,7 +205,7 @@ def run_core(shapes, **settings):
 
 def test_admissions_are_recorded_one_by_one():
     recorder = run_core([(8, 8), (8, 8)], num_gpu_blocks=6, max_num_seqs=2)
-    assert recorder.admissions.array().tolist() == [(0, 0.0, 0), (1, 0.0, 0), (1, 17.0, 0)]
+    assert recorder.admissions.array().tolist() == [(0, 0.0, 0, 0), (1, 0.0, 0, 0), (1, 17.0, 0, 0)]
     assert recorder.column("num_admissions").tolist() == [1, 2]
 
 
@@ -215,7 +219,7 @@ def test_a_resumed_request_has_a_gap_of_its_own():
     # The third request loses its place after its first token (10 ms), gets it back when the second is done
     # (13 ms), and recomputes until 24 ms.
     recorder = run_core([(8, 6), (8, 4), (8, 3)], num_gpu_blocks=8, max_num_batched_tokens=32)
-    assert recorder.admissions.array().tolist()[-1] == (2, 13.0, 0)
+    assert recorder.admissions.array().tolist()[-1] == (2, 13.0, 0, 0)
     assert recorder.gaps.array().tolist() == [(1.0, 2)] * 3 + [(11.0, 1), (14.0, 1), (1.0, 2)]
 
 
@@ -323,7 +327,6 @@ def test_an_option_out_of_range_is_named(options, path):
     "engine",
     [
         {"backend": "sglang"},
-        {"worker_type": "prefill"},
     ],
 )
 def test_an_engine_that_is_not_simulated_is_refused_by_name(engine):

@@ -1,0 +1,254 @@
+"""Identical workers: ranks that schedule, price and record their passes, in groups that end together.
+
+Not the event loop: when a pass starts and what follows from its end is decided by the caller.
+Source: engine-and-replay.md 4.2, 4.4, 5.4, 5.5.
+"""
+
+from libc.math cimport INFINITY
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from fpmsdk._ext.pages cimport resized
+from fpmsdk._ext.placement cimport Placement
+from fpmsdk._ext.pricing cimport PassPricer
+from fpmsdk._ext.recorder cimport AdmissionRow, PassRow, RecordedRequests, Recorder
+from fpmsdk._ext.scheduler cimport DECODE, PREFILL, Scheduler, append
+
+
+cdef class Rank:
+    """One scheduler rank of a worker, its pricer and its hand in the record."""
+
+    def __init__(self, Scheduler scheduler, PassPricer pricer, Recorder recorder, int64_t index):
+        self.scheduler = scheduler
+        self.pricer = pricer
+        self.recorder = recorder
+        self.index = index
+
+    cdef bint has_work(self) noexcept nogil:
+        return self.scheduler.has_work()
+
+    cdef bint submit(self, int64_t request, double now) except -1 nogil:
+        if self.scheduler.role == PREFILL:
+            self.recorder.requests.prefill_worker[request] = self.index
+        else:
+            self.recorder.requests.worker[request] = self.index
+        if self.scheduler.submit(request):
+            return True
+        self.recorder.requests.end_ms[request] = now
+        return False
+
+    cdef double start_pass(self, double now, int64_t wave_step) except? -1.0 nogil:
+        """Schedule and price one pass; return when this rank alone would be done."""
+        cdef int64_t position
+        self.scheduler.schedule(wave_step)
+        self.pricer.price(&self.scheduler.shape, &self.price)
+        self.in_pass = True
+        self.start_ms = now
+        for position in range(self.scheduler.num_scheduled - self.scheduler.num_admitted, self.scheduler.num_scheduled):
+            self._record_admission(
+                self.scheduler.scheduled[position].request, self.scheduler.scheduled[position].computed_before, now
+            )
+        # In this order: ties between workers depend on the last bit.
+        return (now + self.price.prefill_ms) + self.price.decode_ms
+
+    cdef int _record_admission(self, int64_t request, int64_t reused, double now) except -1 nogil:
+        cdef RecordedRequests* record = &self.recorder.requests
+        cdef AdmissionRow* admission
+        record.num_admissions[request] += 1
+        if self.scheduler.role == DECODE:
+            if record.decode_admit_ms[request] != record.decode_admit_ms[request]:
+                # The prompt is here already: it was transferred or was cached, and nothing of it is computed.
+                record.decode_admit_ms[request] = now
+                reused = 0
+            record.decode_reused_tokens[request] = max(record.decode_reused_tokens[request], reused)
+        else:
+            if record.first_admit_ms[request] != record.first_admit_ms[request]:
+                record.first_admit_ms[request] = now
+                record.first_reused_tokens[request] = reused
+            record.reused_tokens[request] = max(record.reused_tokens[request], reused)
+        admission = <AdmissionRow*>self.recorder.admissions.append()
+        admission.request = request
+        admission.at_ms = now
+        admission.reused_tokens = reused
+        admission.role = self.scheduler.role
+        return 0
+
+    cdef bint pass_had_effect(self) noexcept nogil:
+        return self.scheduler.pass_had_effect()
+
+    cdef bint is_in_pass(self) noexcept nogil:
+        return self.in_pass
+
+    cdef int complete_pass(self, double end_ms) except -1 nogil:
+        """Emit the tokens of the pass at `end_ms`, the end of the whole attention-DP group."""
+        cdef int64_t position
+        self.in_pass = False
+        self.scheduler.complete()
+        self.recorder.committed_prefill_tokens += self.scheduler.record.committed_prefill_tokens
+        if self.scheduler.role == PREFILL:
+            for position in range(self.scheduler.finished.length):
+                self.recorder.requests.source_held_ms[self.scheduler.finished.items[position]] = end_ms
+            for position in range(self.scheduler.rejected.length):
+                self.recorder.requests.end_ms[self.scheduler.rejected.items[position]] = end_ms
+        else:
+            # The token of a prefill worker is hidden: its decode worker emits the first one.
+            self._record_token_times(end_ms)
+            for position in range(self.num_ended()):
+                self.recorder.requests.end_ms[self.ended(position)] = end_ms
+        if self.recorder.keeps_passes:
+            self._record_pass(end_ms)
+        return 0
+
+    cdef int64_t num_ended(self) noexcept nogil:
+        return self.scheduler.finished.length + self.scheduler.rejected.length
+
+    cdef int64_t ended(self, int64_t position) noexcept nogil:
+        """The requests that finished in the last pass, then those rejected in it."""
+        if position < self.scheduler.finished.length:
+            return self.scheduler.finished.items[position]
+        return self.scheduler.rejected.items[position - self.scheduler.finished.length]
+
+    cdef int _record_token_times(self, double now) except -1 nogil:
+        cdef RecordedRequests* record = &self.recorder.requests
+        cdef int64_t position, request, generated, before, extra, first_gap = self.recorder.gaps.length
+        for position in range(self.scheduler.emitted.length):
+            request = self.scheduler.emitted.items[position]
+            generated = self.scheduler.requests.columns.generated_tokens[request]
+            before = generated - self.scheduler.burst_tokens.items[position]
+            if before == 0:
+                record.first_token_ms[request] = now
+                record.last_token_ms[request] = now
+                continue
+            if before == 1:
+                record.second_token_ms[request] = now
+            self.recorder.count_gap(now - record.last_token_ms[request], first_gap)
+            for extra in range(before + 1, generated):  # the other tokens of a burst come with the first
+                self.recorder.count_gap(0.0, first_gap)
+            record.last_token_ms[request] = now
+        return 0
+
+    cdef int _record_pass(self, double end_ms) except -1 nogil:
+        cdef int64_t position
+        cdef PassRow* row = <PassRow*>self.recorder.passes.append()
+        row.start_ms = self.start_ms
+        row.end_ms = end_ms
+        row.prefill_ms = self.price.prefill_ms
+        row.decode_ms = self.price.decode_ms
+        row.role = self.scheduler.role
+        row.worker = self.index
+        row.composed = self.price.composed
+        row.emitted_tokens = 0
+        for position in range(self.scheduler.burst_tokens.length):
+            row.emitted_tokens += self.scheduler.burst_tokens.items[position]
+        row.record = self.scheduler.record
+        return 0
+
+
+cdef class WorkerPool:
+    """Identical workers behind one placement; ranks of a worker pass together.
+
+    Parameters
+    ----------
+    schedulers : list of Scheduler
+        One per rank, ranks of a worker together; all over the same `Requests` and of one role.
+    pricer : PassPricer
+    placement : Placement
+    recorder : Recorder
+    """
+
+    def __init__(
+        self,
+        list schedulers not None,
+        PassPricer pricer not None,
+        Placement placement not None,
+        Recorder recorder not None,
+    ):
+        cdef int64_t index
+        self.ranks = [Rank(scheduler, pricer, recorder, i) for i, scheduler in enumerate(schedulers)]
+        self.rank_pointers = <void**>resized(NULL, len(self.ranks) * sizeof(void*))
+        for index in range(len(self.ranks)):
+            self.rank_pointers[index] = <void*>self.ranks[index]
+        self.placement = placement
+        self.dp_size = placement.dp_size
+        self.num_workers = placement.num_workers
+        self.workers = <Worker*>resized(NULL, self.num_workers * sizeof(Worker))
+        memset(self.workers, 0, self.num_workers * sizeof(Worker))
+
+    def __dealloc__(self):
+        cdef int64_t worker
+        if self.workers != NULL:
+            for worker in range(self.num_workers):
+                free(self.workers[worker].deferred.items)
+        free(self.rank_pointers)
+        free(self.workers)
+
+    cdef Rank rank(self, int64_t index):
+        return <Rank>self.rank_pointers[index]
+
+    cdef bint has_work(self, int64_t worker) noexcept nogil:
+        cdef int64_t rank
+        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
+            if (<Rank>self.rank_pointers[rank]).has_work():
+                return True
+        return False
+
+    cdef bint has_pending(self) noexcept nogil:
+        """Whether a prompt waits for blocks of a decode worker."""
+        cdef int64_t rank
+        for rank in range(self.num_workers * self.dp_size):
+            if (<Rank>self.rank_pointers[rank]).scheduler.pending.length > 0:
+                return True
+        return False
+
+    cdef bint is_due(self, int64_t worker, double now) noexcept nogil:
+        """Whether the pass of a worker ends now."""
+        return self.workers[worker].busy and self.workers[worker].end_ms <= now
+
+    cdef bint can_start(self, int64_t worker) noexcept nogil:
+        return not self.workers[worker].busy and self.has_work(worker)
+
+    cdef double next_event_ms(self) noexcept nogil:
+        """When the next pass ends."""
+        cdef double earliest = INFINITY
+        cdef int64_t worker
+        for worker in range(self.num_workers):
+            if self.workers[worker].busy:
+                earliest = min(earliest, self.workers[worker].end_ms)
+        return earliest
+
+    cdef bint start_pass(self, int64_t worker, double now) except -1 nogil:
+        """Every rank with work starts a pass of its own; the group ends with the slowest one.
+
+        False: no rank could do anything, so that the worker can only wait.
+        """
+        cdef double end_ms = now
+        cdef bint had_effect = False
+        cdef int64_t rank
+        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
+            if (<Rank>self.rank_pointers[rank]).has_work():
+                end_ms = max(
+                    end_ms, (<Rank>self.rank_pointers[rank]).start_pass(now, self.workers[worker].wave_step)
+                )
+                had_effect = had_effect or (<Rank>self.rank_pointers[rank]).pass_had_effect()
+        if not had_effect:
+            return False
+        self.workers[worker].busy = True
+        self.workers[worker].end_ms = end_ms
+        self.workers[worker].wave_step += 1
+        return True
+
+    cdef int complete_rank(self, int64_t rank, double end_ms) except -1 nogil:
+        """The pass of one rank ends; what came of it is read from the rank."""
+        (<Rank>self.rank_pointers[rank]).complete_pass(end_ms)
+        return self.placement.pass_ended(rank, (<Rank>self.rank_pointers[rank]).scheduler.kv.pool)
+
+    cdef int pass_over(self, int64_t worker) except -1 nogil:
+        # The cadence counts the passes of one busy period.
+        if not self.has_work(worker):
+            self.workers[worker].wave_step = 0
+        return 0
+
+    cdef int defer(self, int64_t worker, int64_t request) except -1 nogil:
+        """Keep a command for a worker with a pass in flight until that pass ends."""
+        return append(&self.workers[worker].deferred, request)

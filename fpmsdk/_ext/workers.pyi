@@ -1,0 +1,15 @@
+from fpmsdk._ext.placement import Placement
+from fpmsdk._ext.pricing import PassPricer
+from fpmsdk._ext.recorder import Recorder
+from fpmsdk._ext.scheduler import Scheduler
+
+class WorkerPool:
+    @property
+    def placement(self) -> Placement: ...
+    def __init__(
+        self,
+        schedulers: list[Scheduler],
+        pricer: PassPricer,
+        placement: Placement,
+        recorder: Recorder,
+    ) -> None: ...

@@ -1,0 +1,124 @@
+"""Build the simulated workers of a replay from a launch configuration.
+
+Not the replay: nothing runs here. Source: engine-and-replay.md sections 2 and 5.4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fpmsdk._ext.pages import PrefixKeys
+from fpmsdk._ext.placement import KvAwarePlacement, Placement
+from fpmsdk._ext.pricing import PassPricer
+from fpmsdk._ext.recorder import Recorder
+from fpmsdk._ext.scheduler import Requests, Role, Scheduler
+from fpmsdk._ext.speculation import DraftAcceptance
+from fpmsdk._ext.workers import WorkerPool
+from fpmsdk.errors import ConfigError, MissingCapabilityError
+from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
+from fpmsdk.replay.trace import Trace
+
+ROLES = {"aggregated": Role.AGGREGATED, "prefill": Role.PREFILL, "decode": Role.DECODE}
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """One pool of identical workers: what is launched, how often, and how passes and requests are treated.
+
+    `settings` are the scheduler arguments of `replay_trace` that a launch does not carry.
+    """
+
+    launch: EngineLaunchConfig
+    num_workers: int
+    pricer: PassPricer
+    placement: str
+    settings: Mapping[str, Any]
+
+    def build(self, trace: Trace, requests: Requests, recorder: Recorder) -> WorkerPool:
+        """Return the pool, ready to serve the requests of the trace."""
+        engine = self.launch.engine
+        keys = None
+        if engine.enable_prefix_caching or self.placement == "kv_aware":
+            keys = PrefixKeys(
+                trace.prompt_tokens,
+                trace.output_tokens,
+                trace.hash_offsets,
+                trace.hash_ids,
+                trace.block_tokens,
+                engine.block_size,
+            )
+        num_ranks = self.num_workers * self.launch.dp_size
+        schedulers = [self._scheduler(requests, keys, rank) for rank in range(num_ranks)]
+        placement: Placement
+        if self.placement == "kv_aware" and keys is not None:
+            placement = KvAwarePlacement(self.num_workers, self.launch.dp_size, requests, keys)
+        else:
+            placement = Placement(self.num_workers, self.launch.dp_size, engine.worker_type != "aggregated")
+        return WorkerPool(schedulers, self.pricer, placement, recorder)
+
+    @property
+    def num_gpus_per_worker(self) -> int:
+        """Tensor-parallel times attention-DP size."""
+        return self.launch.tensor_parallel_size * self.launch.dp_size
+
+    def _scheduler(self, requests: Requests, keys: PrefixKeys | None, rank: int) -> Scheduler:
+        engine = self.launch.engine
+        return Scheduler(
+            requests,
+            num_gpu_blocks=engine.num_gpu_blocks,
+            block_size=engine.block_size,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=engine.max_model_len,
+            enable_chunked_prefill=engine.enable_chunked_prefill,
+            preemption_mode=engine.preemption_mode,
+            keys=keys if engine.enable_prefix_caching else None,
+            drafts=_draft_acceptance(engine, rank),
+            role=ROLES[engine.worker_type],
+            never_evicts=engine.backend == "trtllm",
+            logs_residency=self.placement == "kv_aware",
+            # The cadence keeps the ranks of a group in step; a lone rank has nobody to wait for.
+            prefill_schedule_interval=engine.prefill_schedule_interval if self.launch.dp_size > 1 else 1,
+            **{**self.settings, "vllm_version": parsed_version(self.settings["vllm_version"])},
+        )
+
+
+def check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:
+    """Raise MissingCapabilityError or ConfigError for a rank that cannot be simulated under these rules."""
+    if engine.backend == "sglang":
+        raise MissingCapabilityError(
+            "engine.backend = 'sglang' cannot be replayed by this release; it simulates vllm and trtllm"
+        )
+    if engine.kv_cache_groups:
+        raise MissingCapabilityError("engine.kv_cache_groups cannot be replayed by this release")
+    if scheduler_rules == "vllm" and engine.backend != "vllm":
+        raise ConfigError(
+            f"engine.backend is {engine.backend!r}, but scheduler_rules 'vllm' are those of vLLM; take 'simulator'",
+            "engine.backend",
+        )
+    if scheduler_rules == "vllm" and engine.num_gpu_blocks < 2:
+        raise ConfigError(
+            "engine.num_gpu_blocks is 1; vLLM reserves one block, give at least 2", "engine.num_gpu_blocks"
+        )
+
+
+def parsed_version(text: str) -> tuple[int, int]:
+    """Return (major, minor) of a vLLM version.
+
+    >>> parsed_version("0.32.1")
+    (0, 32)
+    """
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise ConfigError(f"vllm_version is {text!r}; give MAJOR.MINOR, as 0.32", "vllm_version")
+    return int(match[1]), int(match[2])
+
+
+def _draft_acceptance(engine: EngineConfig, rank: int) -> DraftAcceptance | None:
+    if engine.aic_nextn is None:
+        return None
+    rates = [float(rate) for rate in (engine.aic_nextn_accept_rates or "").split(",")]
+    return DraftAcceptance(rates, engine.aic_mtp_seed + rank)
