@@ -17,10 +17,6 @@ cdef enum:
     NONE = -1  # no block, end of a list
 
 
-cdef inline int64_t blocks_for(int64_t tokens, int64_t block_size) noexcept nogil:
-    return (tokens + block_size - 1) // block_size
-
-
 cdef inline uint64_t mix(uint64_t value) noexcept nogil:
     # The finaliser of splitmix64: neighbouring keys must not share buckets.
     value = (value ^ (value >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
@@ -356,6 +352,15 @@ cdef class KvCache:
         """Free blocks that vanish when the request of the last lookup holds `tokens`; a free hit counts too."""
         return max(0, blocks_for(tokens, self.block_size) - self.num_hits) + self.num_free_hits
 
+    cdef bint can_admit(
+        self, int64_t known, int64_t chunk_end, bint reserves_known, int64_t kept_free
+    ) except -1 nogil:
+        """Whether the request of the last lookup fits: its first chunk, or all that it knows.
+
+        `kept_free` blocks stay free.
+        """
+        return self.blocks_to_admit(known if reserves_known else chunk_end) + kept_free <= self.free_blocks()
+
     cdef int admit(self, int64_t request, int64_t tokens) except -1 nogil:
         """First allocation: the hits of the last lookup, then new blocks up to `tokens`, which the caller checked."""
         cdef BlockTable* table = &self.tables[request]
@@ -366,11 +371,11 @@ cdef class KvCache:
             self.pool.share(self.hits[hit])
             table.blocks[hit] = self.hits[hit]
         table.length = table.num_published = self.num_hits
-        self.extend(request, tokens)
+        self.extend(request, 0, tokens)
         return 0
 
-    cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil:
-        """Let the request hold `tokens`. All or nothing."""
+    cdef bint extend(self, int64_t request, int64_t computed, int64_t tokens) except -1 nogil:
+        """Let the request, of which `computed` tokens are computed, hold `tokens`. All or nothing."""
         cdef BlockTable* table = &self.tables[request]
         cdef int64_t length = blocks_for(tokens, self.block_size)
         if length - table.length > self.pool.num_free():
@@ -421,6 +426,16 @@ cdef class KvCache:
 
     cdef int64_t published_free_blocks(self) noexcept nogil:
         return self.pool.num_evictable
+
+    cdef int64_t held_blocks(self, int64_t request) noexcept nogil:
+        return self.tables[request].length
+
+    cdef int64_t used_bytes(self) noexcept nogil:
+        """Of a cache that has a budget of bytes instead of blocks."""
+        return 0
+
+    cdef bint counts_bytes(self) noexcept nogil:
+        return False
 
     cdef int _reserve_table(self, BlockTable* table, int64_t length) except -1 nogil:
         if length > table.capacity:

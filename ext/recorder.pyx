@@ -9,13 +9,14 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free
 
 from fpmsdk._ext.pages cimport resized
-from fpmsdk._ext.scheduler cimport PassRecord
+from fpmsdk._ext.scheduler cimport PassRecord, Preemption
 
 import numpy as np
 
 np.import_array()
 
 cdef PassRecord _no_pass
+cdef Preemption _no_preemption
 
 # The same fields in the same order as the structures in recorder.pxd; every field has eight bytes.
 _PASS_ROW = np.dtype(
@@ -33,6 +34,9 @@ _PASS_ROW = np.dtype(
 )
 _GAP_ROW = np.dtype([("gap_ms", "f8"), ("count", "i8")])
 _ADMISSION_ROW = np.dtype([("request", "i8"), ("at_ms", "f8"), ("reused_tokens", "i8"), ("role", "i8")])
+_PREEMPTION_ROW = np.dtype(
+    [("at_ms", "f8"), ("role", "i8"), ("worker", "i8"), *((name, "i8") for name in <object>_no_preemption)]
+)
 
 
 cdef class Rows:
@@ -105,6 +109,7 @@ cdef class Recorder:
         self.passes = Rows(_PASS_ROW)
         self.gaps = Rows(_GAP_ROW)
         self.admissions = Rows(_ADMISSION_ROW)
+        self.preemptions = Rows(_PREEMPTION_ROW)
         self.keeps_passes = keeps_passes
 
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil:

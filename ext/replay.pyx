@@ -385,11 +385,12 @@ cdef class Replay:
     cdef _raise_never_fits(self, Rank rank, int64_t request):
         cdef int64_t tokens = known_tokens(&self.requests.columns, request)
         cdef int64_t block_size = rank.scheduler.kv.block_size
-        cdef int64_t needed = (tokens + block_size - 1) // block_size
-        cdef int64_t num_blocks = rank.scheduler.kv.pool.num_blocks
         name = request if self.request_ids is None else self.request_ids[request]
-        if needed > num_blocks:
-            reason = f"needs {needed} KV blocks of {block_size} tokens, the cache has {num_blocks}"
+        if not rank.scheduler.kv.can_ever_hold(tokens):
+            reason = (
+                f"needs {(tokens + block_size - 1) // block_size} KV blocks of {block_size} tokens, "
+                f"the cache has {rank.scheduler.kv.pool.num_blocks}"
+            )
             remedy = "increase num_gpu_blocks, or set max_model_len so that generation stops earlier"
         else:
             reason = f"exceeds max_num_batched_tokens = {rank.scheduler.max_num_batched_tokens} without chunked prefill"

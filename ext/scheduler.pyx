@@ -10,7 +10,7 @@ from libc.stdint cimport int8_t, int64_t
 from libc.stdlib cimport free
 from libc.string cimport memmove, memset
 
-from fpmsdk._ext.pages cimport PrefixKeys, resized
+from fpmsdk._ext.pages cimport KvCache, PrefixKeys, resized
 from fpmsdk._ext.speculation cimport DraftAcceptance
 
 import numpy as np
@@ -138,6 +138,8 @@ cdef class Scheduler:
     scheduling_policy : "fcfs" or "priority"
     keys : PrefixKeys or None
         None turns prefix caching off.
+    kv_cache : KvCache or None
+        None: one full-attention group of `num_gpu_blocks` blocks.
     drafts : DraftAcceptance or None
         Multi-token prediction: after its first token a request emits bursts.
     role : Role
@@ -181,6 +183,7 @@ cdef class Scheduler:
         preemption_mode="lifo",
         scheduling_policy="fcfs",
         PrefixKeys keys=None,
+        KvCache kv_cache=None,
         DraftAcceptance drafts=None,
         Role role=Role.AGGREGATED,
         never_evicts=False,
@@ -195,7 +198,9 @@ cdef class Scheduler:
         self.requests = requests
         self.vllm_rules = scheduler_rules == "vllm"
         self.num_gpu_blocks = num_gpu_blocks
-        self.kv = KvCache(requests.count, num_gpu_blocks - self.vllm_rules, block_size, keys)
+        self.kv = kv_cache
+        if kv_cache is None:
+            self.kv = KvCache(requests.count, num_gpu_blocks - self.vllm_rules, block_size, keys)
         self.drafts = drafts
         self.role = role
         self.never_evicts = never_evicts
@@ -220,6 +225,7 @@ cdef class Scheduler:
         free(self.waiting.items)
         free(self.pending.items)
         free(self.scheduled)
+        free(self.preemptions)
         free(self.preempted.items)
         free(self.rejected.items)
         free(self.emitted.items)
@@ -318,7 +324,7 @@ cdef class Scheduler:
         """Decide one pass: running requests first, then, if nobody had to be preempted, the waiting ones."""
         self.budget = self.max_num_batched_tokens
         self.num_scheduled = self.num_admitted = 0
-        self.preempted.length = self.rejected.length = 0
+        self.preempted.length = self.rejected.length = self.num_preemptions = 0
         self._set_chunk_limit()
         self.defer_prefills = self._defers_prefills(wave_step)
         self._schedule_running()
@@ -344,7 +350,7 @@ cdef class Scheduler:
                 return 0
             tokens = self._chunk(request, computed)
             victim = -1
-            while victim != request and not self.kv.extend(request, computed + tokens):
+            while victim != request and not self.kv.extend(request, computed, computed + tokens):
                 position = self._victim()
                 victim = self.running.items[position]
                 self._withdraw(victim)
@@ -397,7 +403,7 @@ cdef class Scheduler:
             if self._prompt_must_wait(request, cached):
                 return 0
             if not is_here:
-                if not self._fits(request, known if self.reserves_whole_sequence else cached + tokens):
+                if not self._fits(request, known, cached + tokens):
                     return 0
                 self.kv.admit(request, cached + tokens)
             self._dequeue(position)
@@ -456,16 +462,18 @@ cdef class Scheduler:
             return False
         # vLLM counts the generated tokens of a resumed request too, the simulator only its prompt.
         end = self.requests.columns.prompt_tokens[request]
-        if self.vllm_rules:
+        if self.vllm_rules or self.kv.counts_bytes():
             end = known_tokens(&self.requests.columns, request)
         return min(end - computed, self.chunk_limit) > self.budget
 
-    cdef bint _fits(self, int64_t request, int64_t tokens) noexcept nogil:
-        """Whether the waiting request of the last lookup can hold `tokens`, the watermark respected."""
+    cdef bint _fits(self, int64_t request, int64_t known, int64_t chunk_end) except -1 nogil:
+        """Whether the waiting request of the last lookup may be admitted, the watermark respected."""
         cdef int64_t watermark = self.watermark_blocks if self.running.length > 0 else 0
         if self.never_evicts:
-            tokens = self.requests.columns.prompt_tokens[request] + self.requests.columns.output_tokens[request]
-        return self.kv.blocks_to_admit(tokens) + watermark + self._promised_blocks() <= self.kv.free_blocks()
+            known = self.requests.columns.prompt_tokens[request] + self.requests.columns.output_tokens[request]
+        return self.kv.can_admit(
+            known, chunk_end, self.reserves_whole_sequence, watermark + self._promised_blocks()
+        )
 
     cdef int64_t _promised_blocks(self) noexcept nogil:
         """Free blocks that running requests will still need, where nobody may be evicted."""
@@ -492,8 +500,21 @@ cdef class Scheduler:
     cdef int _preempt(self, int64_t position) except -1 nogil:
         """Take a running request out of the cache; it keeps its generated tokens."""
         cdef RequestColumns* requests = &self.requests.columns
-        cdef int64_t request = remove_at(&self.running, position)
+        cdef int64_t request = self.running.items[position]
+        cdef Preemption* preemption
+        if self.num_preemptions == self.preemptions_capacity:
+            self.preemptions_capacity = max(16, 2 * self.preemptions_capacity)
+            self.preemptions = <Preemption*>resized(self.preemptions, self.preemptions_capacity * sizeof(Preemption))
+        preemption = &self.preemptions[self.num_preemptions]
+        self.num_preemptions += 1
+        preemption.request = request
+        preemption.resident_blocks = self.kv.held_blocks(request)
+        preemption.running_before = self.running.length
+        preemption.waiting_before = self.waiting.length
+        preemption.active_blocks_before = self.kv.active_blocks()
+        remove_at(&self.running, position)
         self.kv.release(request)
+        preemption.active_blocks_after = self.kv.active_blocks()
         requests.computed_tokens[request] = 0
         requests.has_drafts[request] = False
         requests.num_preemptions[request] += 1
@@ -568,7 +589,11 @@ cdef class Scheduler:
             self._preempt(self._victim())
         for position in range(self.num_scheduled):
             if self._is_ready(self.scheduled[position].request):
-                self.kv.extend(self.scheduled[position].request, self._burst_end(&self.scheduled[position]))
+                self.kv.extend(
+                    self.scheduled[position].request,
+                    self.scheduled[position].computed_before,
+                    self._burst_end(&self.scheduled[position]),
+                )
         return 0
 
     cdef void _describe(self) noexcept nogil:
@@ -615,7 +640,10 @@ cdef class Scheduler:
                 record.sum_prefill_kv_tokens += item.computed_before if self.vllm_rules else prompt_before
             elif generated < requests.output_tokens[item.request]:
                 count(&decode_kv, item.computed_before if self.vllm_rules else known, 1)
-        shape.kv_capacity_tokens = self.num_gpu_blocks * self.kv.block_size
+        # A budget of bytes holds no fixed number of tokens: it never limits the price.
+        shape.kv_capacity_tokens = (
+            shape.sum_decode_tokens if self.kv.counts_bytes() else self.num_gpu_blocks * self.kv.block_size
+        )
         record.num_prefill_requests = prefill_prompts.count
         record.var_prefill_length = variance(&prefill_prompts)
         record.num_decode_requests = decode_kv.count
@@ -633,6 +661,7 @@ cdef class Scheduler:
         record.active_blocks = self.kv.active_blocks()
         record.free_blocks = self.kv.free_blocks()
         record.published_free_blocks = self.kv.published_free_blocks()
+        record.kv_cache_used_bytes = self.kv.used_bytes()
 
     cdef int complete(self) except -1 nogil:
         """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
@@ -756,6 +785,10 @@ cdef class Scheduler:
     def has_unfinished(self):
         """Return whether any request is running or waiting."""
         return self.has_work()
+
+    def running_requests(self):
+        """Return the running requests in list order."""
+        return indices(&self.running)
 
     def schedule_pass(self, int64_t wave_step=0):
         """Decide one pass and return it as a dict.

@@ -12,7 +12,7 @@ from libc.string cimport memset
 from fpmsdk._ext.pages cimport resized
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPricer
-from fpmsdk._ext.recorder cimport AdmissionRow, PassRow, RecordedRequests, Recorder
+from fpmsdk._ext.recorder cimport AdmissionRow, PassRow, PreemptionRow, RecordedRequests, Recorder
 from fpmsdk._ext.scheduler cimport DECODE, PREFILL, Scheduler, append
 
 
@@ -41,6 +41,7 @@ cdef class Rank:
     cdef double start_pass(self, double now, int64_t wave_step) except? -1.0 nogil:
         """Schedule and price one pass; return when this rank alone would be done."""
         cdef int64_t position
+        cdef PreemptionRow* preemption
         self.scheduler.schedule(wave_step)
         self.pricer.price(&self.scheduler.shape, &self.price)
         self.in_pass = True
@@ -49,6 +50,12 @@ cdef class Rank:
             self._record_admission(
                 self.scheduler.scheduled[position].request, self.scheduler.scheduled[position].computed_before, now
             )
+        for position in range(self.scheduler.num_preemptions):
+            preemption = <PreemptionRow*>self.recorder.preemptions.append()
+            preemption.at_ms = now
+            preemption.role = self.scheduler.role
+            preemption.worker = self.index
+            preemption.preemption = self.scheduler.preemptions[position]
         # In this order: ties between workers depend on the last bit.
         return (now + self.price.prefill_ms) + self.price.decode_ms
 

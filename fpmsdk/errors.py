@@ -104,3 +104,21 @@ class RequestNeverFitsError(ReplayError):
 
 class EmptyResultError(ReplayError):
     """A run produced no completed request, so that there is nothing to report."""
+
+
+class KvForwardTooLargeError(ReplayError):
+    """One forward needs more bytes than the whole grouped KV cache has; `request` is its index."""
+
+    def __init__(self, request: int, needed: int, tokens: int, computed: int, capacity: int) -> None:
+        self.request = request
+        self.figures = (needed, tokens, computed, capacity)
+        super().__init__(self.describe(str(request)))
+
+    def describe(self, name: str) -> str:
+        """The message, with a name for the request."""
+        needed, tokens, computed, capacity = self.figures
+        return (
+            f"request {name} grouped KV forward needs {needed} bytes for {tokens} scheduled tokens after {computed} "
+            f"computed tokens, exceeding the entire {capacity}-byte cache pool; reduce max_num_batched_tokens or "
+            "increase cache memory"
+        )

@@ -15,7 +15,7 @@ LAYERS = [
     {"features", "frames", "sampler"},
     {"estimator", "regression", "correction"},
     {"pricing"},
-    {"pages", "speculation", "scheduler"},
+    {"pages", "budget", "hybrid", "speculation", "scheduler"},
     {"recorder", "placement"},
     {"workers"},
     {"replay"},

@@ -12,6 +12,10 @@ cdef inline void* resized(void* memory, size_t size) except NULL nogil:
     return moved
 
 
+cdef inline int64_t blocks_for(int64_t tokens, int64_t block_size) noexcept nogil:
+    return (tokens + block_size - 1) // block_size
+
+
 cdef class PrefixKeys:
     cdef readonly int64_t block_size
     cdef int64_t[::1] first_key        # [n + 1] where the keys of a request's full prompt blocks start in `keys`
@@ -84,8 +88,11 @@ cdef class KvCache:
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil
     cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) except -1 nogil
     cdef int64_t blocks_to_admit(self, int64_t tokens) noexcept nogil
+    cdef bint can_admit(
+        self, int64_t known, int64_t chunk_end, bint reserves_known, int64_t kept_free
+    ) except -1 nogil
     cdef int admit(self, int64_t request, int64_t tokens) except -1 nogil
-    cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil
+    cdef bint extend(self, int64_t request, int64_t computed, int64_t tokens) except -1 nogil
     cdef int64_t missing_blocks(self, int64_t request, int64_t tokens) noexcept nogil
     cdef void shrink(self, int64_t request, int64_t tokens) noexcept nogil
     cdef int publish(self, int64_t request, int64_t tokens) except -1 nogil
@@ -93,4 +100,7 @@ cdef class KvCache:
     cdef int64_t active_blocks(self) noexcept nogil
     cdef int64_t free_blocks(self) noexcept nogil
     cdef int64_t published_free_blocks(self) noexcept nogil
+    cdef int64_t held_blocks(self, int64_t request) noexcept nogil
+    cdef int64_t used_bytes(self) noexcept nogil
+    cdef bint counts_bytes(self) noexcept nogil
     cdef int _reserve_table(self, BlockTable* table, int64_t length) except -1 nogil

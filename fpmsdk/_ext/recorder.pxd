@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from fpmsdk._ext.scheduler cimport PassRecord
+from fpmsdk._ext.scheduler cimport PassRecord, Preemption
 
 
 cdef struct PassRow:
@@ -27,6 +27,13 @@ cdef struct AdmissionRow:
     double at_ms
     int64_t reused_tokens
     int64_t role
+
+
+cdef struct PreemptionRow:
+    double at_ms
+    int64_t role
+    int64_t worker
+    Preemption preemption
 
 
 cdef class Rows:
@@ -61,7 +68,7 @@ cdef struct RecordedRequests:
 cdef class Recorder:
     cdef dict columns
     cdef RecordedRequests requests
-    cdef readonly Rows passes, gaps, admissions
+    cdef readonly Rows passes, gaps, admissions, preemptions
     cdef bint keeps_passes
     cdef readonly int64_t committed_prefill_tokens
 

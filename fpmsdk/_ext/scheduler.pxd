@@ -106,6 +106,17 @@ cdef struct PassRecord:
     int64_t active_blocks
     int64_t free_blocks                 # published ones included
     int64_t published_free_blocks
+    int64_t kv_cache_used_bytes         # of a byte budget
+
+
+cdef struct Preemption:
+    # What a victim gave up, and the state of its rank.
+    int64_t request
+    int64_t resident_blocks             # really held, whatever its logical length
+    int64_t running_before
+    int64_t waiting_before
+    int64_t active_blocks_before
+    int64_t active_blocks_after
 
 
 cdef class Scheduler:
@@ -135,6 +146,8 @@ cdef class Scheduler:
     cdef int64_t num_scheduled, scheduled_capacity, num_admitted
     cdef IndexList preempted, rejected, emitted, finished
     cdef IndexList burst_tokens         # how many each of `emitted` got
+    cdef Preemption* preemptions
+    cdef int64_t num_preemptions, preemptions_capacity
     cdef PassRecord record
     cdef PassShape shape
 
@@ -154,7 +167,7 @@ cdef class Scheduler:
     cdef bint _defers_prefills(self, int64_t wave_step) noexcept nogil
     cdef int64_t _chunk(self, int64_t request, int64_t computed) noexcept nogil
     cdef bint _prompt_must_wait(self, int64_t request, int64_t computed) noexcept nogil
-    cdef bint _fits(self, int64_t request, int64_t tokens) noexcept nogil
+    cdef bint _fits(self, int64_t request, int64_t known, int64_t chunk_end) except -1 nogil
     cdef int64_t _victim(self) noexcept nogil
     cdef int _preempt(self, int64_t position) except -1 nogil
     cdef int64_t _next_waiting(self) noexcept nogil

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fpmsdk._ext.pages import PrefixKeys
+from fpmsdk._ext.hybrid import HybridCache
+from fpmsdk._ext.pages import KvCache, PrefixKeys
 from fpmsdk._ext.scheduler import Requests, Scheduler
 from fpmsdk.errors import TraceError
 
@@ -36,7 +38,7 @@ def vllm_version(document: Mapping[str, Any]) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def prompt_token_ids(request: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def prompt_token_ids(request: Mapping[str, Any]) -> NDArray[np.int64]:
     """Return the prompt of a recorded request: an optional common prefix, then ids made from its seed."""
     prefix = int(request.get("prefix", 0))
     common = np.arange(prefix, dtype=np.int64) * 3 % 500 + 3
@@ -58,13 +60,14 @@ def build_scheduler(scenario: Scenario, version: tuple[int, int]) -> Scheduler:
             np.concatenate([np.zeros(1, np.int64), np.cumsum(prompts)]),
             np.concatenate([prompt_token_ids(request) for request in requests]),
             1,
-            scenario["block_size"],
+            block_sizes(scenario)[0],
         )
     return Scheduler(
         Requests(prompts, outputs, [request.get("priority", 0) for request in requests]),
         "vllm",
         num_gpu_blocks=scenario["num_blocks"],
-        block_size=scenario["block_size"],
+        block_size=block_sizes(scenario)[0],
+        kv_cache=hybrid_cache(scenario, prompts, keys, version),
         max_num_seqs=engine["max_num_seqs"],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_model_len=engine["max_model_len"],
@@ -76,6 +79,33 @@ def build_scheduler(scenario: Scenario, version: tuple[int, int]) -> Scheduler:
         vllm_version=version,
         watermark=engine.get("watermark", 0.0),
         scheduler_reserve_full_isl=engine.get("scheduler_reserve_full_isl", True),
+    )
+
+
+def block_sizes(scenario: Scenario) -> list[int]:
+    """Return the block size of every KV cache group."""
+    groups = scenario.get("groups")
+    return [scenario["block_size"]] if groups is None else [group["block_size"] for group in groups]
+
+
+def hybrid_cache(
+    scenario: Scenario, prompts: NDArray[np.int64], keys: PrefixKeys | None, version: tuple[int, int]
+) -> KvCache | None:
+    """Return the cache of a recording that lists KV cache groups; None for one full-attention group."""
+    if "groups" not in scenario:
+        return None
+    engine = scenario["engine"]
+    windows = [
+        group["sliding_window"] if group["spec"] == "SlidingWindowSpec" else None for group in scenario["groups"]
+    ]
+    return HybridCache(
+        prompts,
+        scenario["num_blocks"] - 1,
+        list(zip(block_sizes(scenario), windows, strict=True)),
+        keys,
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        max_model_len=engine["max_model_len"],
+        keeps_every_block=version < (0, 31),
     )
 
 
@@ -93,6 +123,10 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
         # An idle engine runs one more step to report what finished, then none.
         if scheduler.has_unfinished() or finished:
             decided = scheduler.schedule_pass()
+            running = [names[index] for index in scheduler.running_requests()]
+            held = {}
+            if isinstance(scheduler.kv, HybridCache):
+                held = {"held": {name: scheduler.kv.holdings(names.index(name)) for name in running}}
             yield {
                 "tokens": {names[index]: tokens for index, tokens in decided["tokens"].items()},
                 "new": {names[index]: tokens for index, tokens in decided["reused"].items() if index not in seen},
@@ -100,8 +134,9 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
                 "preempted": sorted(names[index] for index in decided["preempted"]),
                 "finished": sorted(names[index] for index in finished),
                 "free_blocks": decided["free_blocks"],
-                "running": decided["num_running"],
+                "running": running if held else len(running),
                 "waiting": decided["num_waiting"],
+                **held,
             }
             seen.update(decided["reused"])
             finished = scheduler.complete_pass()[1]
@@ -121,7 +156,7 @@ def scenario_differences(scenario: Scenario, version: tuple[int, int]) -> list[s
         differences += [
             f"step {number} {field}: recorded {expected[field]}, simulated {found[field]}"
             for field in found
-            if expected[field] != found[field]
+            if field in expected and expected[field] != found[field]
         ]
     return differences
 
@@ -135,7 +170,8 @@ def read_recording(path: str) -> dict[str, Any]:
     if not isinstance(document, dict) or "scenarios" not in document:
         raise TraceError("field `scenarios` is missing; expected recorded scheduler decisions")
     for scenario in document["scenarios"]:
-        for field in ("name", "engine", "requests", "num_blocks", "block_size", "steps"):
+        size = "groups" if "groups" in scenario else "block_size"
+        for field in ("name", "engine", "requests", "num_blocks", size, "steps"):
             if field not in scenario:
                 raise TraceError(f"scenario {scenario.get('name')}: field `{field}` is missing")
     return document

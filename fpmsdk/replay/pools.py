@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fpmsdk._ext.pages import PrefixKeys
+import numpy as np
+
+from fpmsdk._ext.pages import KvCache, PrefixKeys
 from fpmsdk._ext.placement import KvAwarePlacement, Placement
 from fpmsdk._ext.pricing import PassPricer
 from fpmsdk._ext.recorder import Recorder
@@ -19,6 +21,7 @@ from fpmsdk._ext.speculation import DraftAcceptance
 from fpmsdk._ext.workers import WorkerPool
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
+from fpmsdk.replay.groups import grouped_cache
 from fpmsdk.replay.trace import Trace
 
 ROLES = {"aggregated": Role.AGGREGATED, "prefill": Role.PREFILL, "decode": Role.DECODE}
@@ -64,6 +67,13 @@ class PoolPlan:
         """Tensor-parallel times attention-DP size."""
         return self.launch.tensor_parallel_size * self.launch.dp_size
 
+    def _grouped_cache(self, requests: Requests) -> KvCache | None:
+        if not self.launch.engine.kv_cache_groups:
+            return None
+        return grouped_cache(
+            self.launch.engine, requests.column("prompt_tokens").astype(np.int64), self.settings["scheduler_rules"]
+        )
+
     def _scheduler(self, requests: Requests, keys: PrefixKeys | None, rank: int) -> Scheduler:
         engine = self.launch.engine
         return Scheduler(
@@ -76,6 +86,7 @@ class PoolPlan:
             enable_chunked_prefill=engine.enable_chunked_prefill,
             preemption_mode=engine.preemption_mode,
             keys=keys if engine.enable_prefix_caching else None,
+            kv_cache=self._grouped_cache(requests),
             drafts=_draft_acceptance(engine, rank),
             role=ROLES[engine.worker_type],
             never_evicts=engine.backend == "trtllm",
@@ -92,14 +103,12 @@ def check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:
         raise MissingCapabilityError(
             "engine.backend = 'sglang' cannot be replayed by this release; it simulates vllm and trtllm"
         )
-    if engine.kv_cache_groups:
-        raise MissingCapabilityError("engine.kv_cache_groups cannot be replayed by this release")
     if scheduler_rules == "vllm" and engine.backend != "vllm":
         raise ConfigError(
             f"engine.backend is {engine.backend!r}, but scheduler_rules 'vllm' are those of vLLM; take 'simulator'",
             "engine.backend",
         )
-    if scheduler_rules == "vllm" and engine.num_gpu_blocks < 2:
+    if scheduler_rules == "vllm" and not engine.kv_cache_groups and engine.num_gpu_blocks < 2:
         raise ConfigError(
             "engine.num_gpu_blocks is 1; vLLM reserves one block, give at least 2", "engine.num_gpu_blocks"
         )

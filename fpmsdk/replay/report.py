@@ -72,6 +72,7 @@ class ReplayReport:
         `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived. Of
         disaggregated serving also `prefill_worker`, `decode_reused_tokens` and the times of the transfer.
     passes: an array per column, one entry per pass; empty when passes were not recorded.
+    preemptions: an array per column, one entry per preemption: the victim and what it held.
     gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
     committed_prefill_tokens: tokens scheduled for prefill; None when passes were not recorded.
     clock_ms: simulated time at which the replay ended.
@@ -93,6 +94,7 @@ class ReplayReport:
         *,
         requests: Columns,
         passes: Columns,
+        preemptions: Columns | None = None,
         gap_ms: NDArray[np.float64],
         gap_count: NDArray[np.int64],
         committed_prefill_tokens: int | None,
@@ -120,6 +122,7 @@ class ReplayReport:
             "e2e_latency_ms": self.latencies.e2e_ms,
         }
         self.pass_columns = passes
+        self.preemption_columns: Columns = preemptions or {}
         self.options = dict(options or {})
         self._completed = requests["status"] == "completed"
         if not self._completed.any():
@@ -142,6 +145,11 @@ class ReplayReport:
     def passes(self) -> pyarrow.Table:
         """One row per pass in the order in which passes started on the simulated clock."""
         return _arrow(self.pass_columns)
+
+    @cached_property
+    def preemptions(self) -> pyarrow.Table:
+        """One row per preemption: the victim, the blocks that it really held, and the state of its rank."""
+        return _arrow(self.preemption_columns)
 
     def to_json(self, *, per_request: bool = True) -> str:
         """The report as one JSON object: `options`, `summary` and, unless not wanted, `per_request`."""

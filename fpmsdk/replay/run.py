@@ -20,7 +20,7 @@ from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, Pytho
 from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.replay import Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Status
-from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError
+from fpmsdk.errors import ConfigError, KvForwardTooLargeError, MissingCapabilityError, ReplayError, TimingError
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.pools import PoolPlan, check_simulated, parsed_version
@@ -108,6 +108,7 @@ def replay_trace(
     ------
     ConfigError: an option is out of range (`path` names it); LaunchConfigError for the launch.
     MissingCapabilityError: the launch asks for an engine that this release does not simulate.
+    ReplayError: one forward needs more than a whole grouped KV cache; names the request and what to do.
     RequestNeverFitsError: nothing can happen any more while a request waits; names it.
     TimingError: the timing model is not ready or answered with an unusable latency.
     EmptyResultError: no request completed.
@@ -183,13 +184,19 @@ def replay_trace(
         request_ids=trace.request_ids.tolist(),
     )
     started = time.perf_counter()
-    replay.run()
+    try:
+        replay.run()
+    except KvForwardTooLargeError as fault:
+        raise ReplayError(fault.describe(repr(trace.request_ids[fault.request]))) from fault
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
     gaps = recorder.gaps.array()
     report = ReplayReport(
         requests=_request_columns(trace, requests, recorder, plans, scheduler_rules),
-        passes=_pass_columns(recorder.passes.array()),
+        passes=_pass_columns(
+            recorder.passes.array(), scheduler_rules == "simulator" and bool(launch.engine.kv_cache_groups)
+        ),
+        preemptions=_preemption_columns(trace, recorder.preemptions.array()),
         gap_ms=gaps["gap_ms"],
         gap_count=gaps["count"],
         committed_prefill_tokens=recorder.committed_prefill_tokens,
@@ -346,10 +353,22 @@ def _next_turns(trace: Trace) -> NDArray[np.int64]:
     return np.where(same_session, rows + 1, -1)
 
 
-def _pass_columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+def _table_columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
     columns: dict[str, NDArray[Any]] = {name: rows[name] for name in rows.dtype.names or ()}
     columns["pool"] = np.array(["agg", "prefill", "decode"], object)[columns.pop("role")]
     return columns
+
+
+def _pass_columns(rows: NDArray[np.void], counts_bytes: bool) -> dict[str, NDArray[Any]]:
+    columns = _table_columns(rows)
+    if not counts_bytes:
+        del columns["kv_cache_used_bytes"]
+    return columns
+
+
+def _preemption_columns(trace: Trace, rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+    columns = _table_columns(rows)
+    return {"request_id": trace.request_ids[columns.pop("request")], **columns}
 
 
 def _session_names(trace: Trace) -> NDArray[np.object_]:

@@ -7,7 +7,13 @@ import pytest
 from fpmsdk.engine.conformance import main, scenario_differences, vllm_version
 from tests.vectors import load_vectors
 
-RECORDINGS = ["vllm_scheduler_0.27", "vllm_scheduler_0.28", "vllm_scheduler_0.32"]
+RECORDINGS = [
+    "vllm_scheduler_0.27",
+    "vllm_scheduler_0.28",
+    "vllm_scheduler_0.32",
+    "vllm_hybrid_kv_0.28",
+    "vllm_hybrid_kv_0.32",
+]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""Prefill and decode workers: options, transfers, and what can go wrong."""
+
+import pytest
+
+from fpmsdk import Trace, replay_trace
+from fpmsdk.errors import ConfigError, RequestNeverFitsError
+
+FIXED = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+RANK = {"block_size": 4, "num_gpu_blocks": 64, "max_num_batched_tokens": 16, "timing_model": FIXED}
+LINK = {"kv_transfer_bandwidth": 1.0, "kv_transfer_bytes_per_token": 1_000_000}
+
+
+def served(*shapes, prefill=None, decode=None, **options):
+    prompts, outputs = zip(*shapes, strict=True)
+    return replay_trace(
+        Trace.from_arrays([0.0] * len(shapes), prompts, outputs),
+        launch={"engine": RANK | {"worker_type": "decode"} | (decode or {})},
+        prefill_launch={"engine": RANK | {"worker_type": "prefill"} | (prefill or {})},
+        **options,
+    )
+
+
+@pytest.mark.parametrize("rules", ["vllm", "simulator"])
+@pytest.mark.parametrize(
+    ("link", "handoff_ms", "activated_ms"),
+    [({}, 0.0, 10.0), ({}, 2.5, 12.5), (LINK, 2.5, 18.0), (LINK | {"kv_transfer_bandwidth": 0.0}, 2.5, 12.5)],
+)
+def test_the_first_token_comes_after_prefill_transfer_and_one_decode_step(rules, link, handoff_ms, activated_ms):
+    report = served((8, 3), prefill=link, handoff_latency_ms=handoff_ms, scheduler_rules=rules)
+    row = report.requests.to_pylist()[0]
+    assert (row["source_held_ms"], row["destination_activated_ms"]) == (10.0, activated_ms)
+    assert (row["first_token_ms"], row["end_ms"]) == (activated_ms + 1, activated_ms + 3)
+    assert report.summary["prefill_gpus_per_worker"] == report.summary["decode_gpus_per_worker"] == 1
+    assert set(report.passes["pool"].to_pylist()) == {"prefill", "decode"}
+
+
+def test_a_decode_worker_transfers_only_what_it_has_not_cached():
+    mode = LINK | {"kv_transfer_timing_mode": "destination_missing"}
+    trace = Trace.from_arrays([0.0, 100.0], [10, 10], [3, 3], hash_ids=[[1, 2, 3]] * 2, block_tokens=4)
+    report = replay_trace(
+        trace,
+        launch={"engine": RANK | {"worker_type": "decode"}},
+        prefill_launch={"engine": RANK | {"worker_type": "prefill"} | mode},
+    )
+    rows = report.requests.to_pylist()
+    assert [row["destination_activated_ms"] - row["destination_reserved_ms"] for row in rows] == [12.0, 4.0]
+
+
+def test_a_prompt_that_the_prefill_pool_rejects_ends_there():
+    rows = served((400, 2), (8, 2)).requests.to_pylist()
+    assert (rows[0]["status"], rows[0]["worker"], rows[0]["output_tokens"]) == ("rejected", None, 0)
+    assert rows[1]["status"] == "completed"
+
+
+def test_a_prompt_larger_than_the_decode_pool_is_an_error_that_names_it():
+    with pytest.raises(RequestNeverFitsError, match="request 'request_1'"):
+        served((100, 2), decode={"num_gpu_blocks": 8})
+
+
+def test_every_request_gets_its_tokens_with_drafts_too():
+    drafts = {"aic_nextn": 3, "aic_nextn_accept_rates": "0.9,0.8,0.7"}
+    report = served(*[(20, 30)] * 6, prefill=drafts, decode=drafts | {"num_gpu_blocks": 40})
+    assert report.requests["output_tokens"].to_pylist() == [30] * 6
+    assert report.summary["min_itl_ms"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"num_prefill_workers": 2}, "num_prefill_workers"),
+        ({"handoff_latency_ms": 1.0}, "handoff_latency_ms"),
+        ({"prefill_timing": FIXED}, "prefill_timing"),
+        ({"launch": {"engine": {"worker_type": "decode"}}}, "launch.engine.worker_type"),
+        ({"prefill_launch": {"engine": {"worker_type": "prefill"}}}, "launch.engine.worker_type"),
+        (
+            {"launch": {"engine": {"worker_type": "decode"}}, "prefill_launch": {"engine": {}}},
+            "prefill_launch.engine.worker_type",
+        ),
+        ({"placement": "random"}, "placement"),
+        ({"launch": {"engine": {"backend": "trtllm"}}}, "engine.backend"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options, path):
+    with pytest.raises(ConfigError) as failure:
+        replay_trace(Trace.from_arrays([0.0], [8], [2]), **options)
+    assert failure.value.path == path
+
+
+def test_a_rank_that_does_not_exist_cannot_be_asked_for():
+    with pytest.raises(ConfigError, match="dp_rank 2 is out of range for dp_size 2"):
+        replay_trace(Trace.from_arrays([0.0], [8], [2], dp_rank=[2]), launch={"engine": {}, "dp_size": 2})
