@@ -127,6 +127,13 @@ cdef class Recorder:
         rows.count = 1
         return 0
 
+    cdef int count_gaps(self, double gap_ms, int64_t tokens) except -1 nogil:
+        """Count the gap that all tokens of a pass share."""
+        cdef GapRow* row = <GapRow*>self.gaps.append()
+        row.gap_ms = gap_ms
+        row.count = tokens
+        return 0
+
     def column(self, str name):
         """Return one array of the requests, e.g. `first_token_ms`; NaN and -1 mean it never happened."""
         return self.columns[name]

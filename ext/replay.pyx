@@ -157,8 +157,11 @@ cdef class Replay:
         Raises RequestNeverFitsError when a request can never be scheduled again, and whatever the timing model
         raises.
         """
-        with nogil:
-            self._run()
+        try:
+            with nogil:
+                self._run()
+        finally:
+            self.workers.leave_stretches()
 
     cdef int _run(self) except -1 nogil:
         cdef int64_t settled = 0
@@ -325,8 +328,11 @@ cdef class Replay:
         return reserved
 
     cdef bint _reserve_next(self, Rank rank) except -1 nogil:
-        cdef int64_t request = rank.scheduler.reserve_next()
-        cdef int64_t tokens, block_size
+        cdef int64_t request, tokens, block_size
+        if rank.scheduler.pending.length == 0:
+            return False
+        rank.leave_stretch()
+        request = rank.scheduler.reserve_next()
         if request < 0:
             return False
         tokens = self.requests.columns.prompt_tokens[request]

@@ -19,6 +19,9 @@ np.import_array()
 
 cdef int64_t UNLIMITED = 2**62
 
+cdef enum:
+    MIN_STRETCH = 4  # shorter ones do not repay their preparation
+
 
 cdef int append(IndexList* entries, int64_t value) except -1 nogil:
     if entries.length == entries.capacity:
@@ -226,6 +229,7 @@ cdef class Scheduler:
         free(self.pending.items)
         free(self.scheduled)
         free(self.preemptions)
+        free(self.block_edges)
         free(self.preempted.items)
         free(self.rejected.items)
         free(self.emitted.items)
@@ -252,6 +256,9 @@ cdef class Scheduler:
             if requests.refusal[request] != ACCEPTED:
                 requests.status[request] = REJECTED
                 return False
+        if not self._passes_by(request):
+            self.has_newcomer = True
+            self.stretch_left = 0
         requests.status[request] = WAITING
         self._enqueue(request)
         return True
@@ -259,6 +266,7 @@ cdef class Scheduler:
     cdef int add_destination(self, int64_t request) except -1 nogil:
         """A prompt that a prefill worker holds is to come here: it queues for blocks."""
         cdef RequestColumns* requests = &self.requests.columns
+        self.stretch_left = 0
         requests.output_tokens[request] = min(
             requests.output_tokens[request], max(0, self.max_model_len - requests.prompt_tokens[request])
         )
@@ -300,6 +308,8 @@ cdef class Scheduler:
         """The transfer is done: the prompt counts as computed and waits in the order in which it was announced."""
         cdef IndexQueue* queue = &self.waiting
         cdef int64_t position
+        self.has_newcomer = True
+        self.stretch_left = 0
         self.requests.columns.computed_tokens[request] = self.requests.columns.prompt_tokens[request]
         self.requests.columns.status[request] = WAITING
         self.kv.publish(request, self.requests.columns.prompt_tokens[request])
@@ -320,8 +330,104 @@ cdef class Scheduler:
         self.kv.release(request)
         return 0
 
+    cdef bint _passes_by(self, int64_t request) noexcept nogil:
+        """Whether a new request changes nothing for a stretch: no place is left, or others wait before it."""
+        return self.running.length >= self.max_num_seqs or (self.waiting.length > 0 and not self.by_priority)
+
+    cdef int enter_stretch(self) except -1 nogil:
+        """After a pass in which everybody emitted: for how many passes will nothing else happen?
+
+        Until the first request is done or blocks may run out. Who waits now goes on waiting, for capacity returns
+        only with a request that leaves.
+        """
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t position, request, count_running = self.running.length, block_size = self.kv.block_size
+        cdef int64_t passes = UNLIMITED
+        if (
+            not self.skips_stretches
+            or count_running == 0
+            or self.emitted.length != count_running
+            or self.finished.length > 0
+            or self.has_newcomer
+            or self.num_admitted > 0
+            or self.preempted.length > 0  # whoever waits was not looked at
+            or self.pending.length > 0
+            or self.threshold_is_adaptive
+        ):
+            return 0
+        for position in range(count_running):
+            request = self.running.items[position]
+            if requests.generated_tokens[request] < 2:  # the time of its second token is yet to be recorded
+                return 0
+            passes = min(passes, requests.output_tokens[request] - requests.generated_tokens[request] - 1)
+        # Each takes at most one block more than it has full blocks to fill.
+        passes = min(passes, (self.kv.free_blocks() // count_running - 1) * block_size)
+        if passes < MIN_STRETCH:
+            return 0
+        if self.block_edges == NULL:
+            self.block_edges = <int64_t*>resized(NULL, block_size * sizeof(int64_t))
+        memset(self.block_edges, 0, block_size * sizeof(int64_t))
+        memset(&self.stretch_kv, 0, sizeof(LengthSums))
+        self.stretch_known = 0
+        for position in range(count_running):
+            request = self.running.items[position]
+            self.block_edges[requests.computed_tokens[request] % block_size] += 1
+            self.stretch_known += known_tokens(requests, request)
+            count(
+                &self.stretch_kv,
+                requests.computed_tokens[request] if self.vllm_rules else known_tokens(requests, request),
+                1,
+            )
+        self.stretch_left = passes
+        self.stretch_done = self.stretch_blocks = 0
+        return 0
+
+    cdef void _schedule_stretch(self) noexcept nogil:
+        """The next pass of a stretch, described without touching a request."""
+        cdef int64_t block_size = self.kv.block_size
+        self.num_scheduled = self.num_admitted = self.emitted.length = self.burst_tokens.length = 0
+        self.preempted.length = self.rejected.length = self.num_preemptions = 0
+        # Who has only full blocks takes a new one.
+        self.stretch_blocks += self.block_edges[
+            (block_size - self.stretch_done % block_size) % block_size
+        ]
+        memset(&self.shape, 0, sizeof(PassShape))
+        memset(&self.record, 0, sizeof(PassRecord))
+        self.shape.num_decode = self.running.length
+        self.shape.sum_decode_tokens = self.stretch_known
+        self.shape.kv_capacity_tokens = self.num_gpu_blocks * block_size
+        self.record.num_decode_requests = self.stretch_kv.count
+        self.record.sum_decode_kv_tokens = self.stretch_kv.total
+        self.record.var_decode_kv_tokens = variance(&self.stretch_kv)
+        self._describe_rank(self.stretch_blocks)
+        self.stretch_known += self.running.length
+        # (x + 1)^2 = x^2 + 2 x + 1, for every request.
+        self.stretch_kv.squares += 2 * self.stretch_kv.total + self.stretch_kv.count
+        self.stretch_kv.total += self.stretch_kv.count
+        self.stretch_left -= 1
+        self.stretch_done += 1
+
+    cdef int leave_stretch(self) except -1 nogil:
+        """Let the requests and their blocks show what the passes of the stretch have done."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t position, request
+        for position in range(self.running.length if self.stretch_done > 0 else 0):
+            request = self.running.items[position]
+            self.kv.extend(
+                request, requests.computed_tokens[request], requests.computed_tokens[request] + self.stretch_done
+            )
+            requests.generated_tokens[request] += self.stretch_done
+            requests.computed_tokens[request] += self.stretch_done
+            self.kv.publish(request, requests.computed_tokens[request])
+        self.stretch_left = self.stretch_done = 0
+        return 0
+
     cdef int schedule(self, int64_t wave_step) except -1 nogil:
         """Decide one pass: running requests first, then, if nobody had to be preempted, the waiting ones."""
+        if self.stretch_left > 0:
+            self._schedule_stretch()
+            return 0
+        self.has_newcomer = False
         self.budget = self.max_num_batched_tokens
         self.num_scheduled = self.num_admitted = 0
         self.preempted.length = self.rejected.length = self.num_preemptions = 0
@@ -649,6 +755,12 @@ cdef class Scheduler:
         record.num_decode_requests = decode_kv.count
         record.sum_decode_kv_tokens = decode_kv.total
         record.var_decode_kv_tokens = variance(&decode_kv)
+        self._describe_rank(0)
+
+    cdef void _describe_rank(self, int64_t blocks_taken) noexcept nogil:
+        """The state of the rank in the record; `blocks_taken` are not counted by the cache yet."""
+        cdef PassRecord* record = &self.record
+        cdef int64_t free_blocks = self.kv.free_blocks(), published = self.kv.published_free_blocks()
         record.num_queued_prefill = self.queued_prefill.count
         record.sum_queued_prefill_tokens = self.queued_prefill.total
         record.var_queued_prefill_length = variance(&self.queued_prefill)
@@ -658,15 +770,18 @@ cdef class Scheduler:
         record.num_preempted = self.preempted.length
         record.num_running = self.running.length
         record.num_waiting = self.waiting.length
-        record.active_blocks = self.kv.active_blocks()
-        record.free_blocks = self.kv.free_blocks()
-        record.published_free_blocks = self.kv.published_free_blocks()
+        record.active_blocks = self.kv.active_blocks() + blocks_taken
+        record.free_blocks = free_blocks - blocks_taken
+        # Published ones are taken last.
+        record.published_free_blocks = min(published, free_blocks - blocks_taken)
         record.kv_cache_used_bytes = self.kv.used_bytes()
 
     cdef int complete(self) except -1 nogil:
         """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t position, request, kept = 0
+        if self.stretch_done > 0:
+            return 0
         self.emitted.length = self.burst_tokens.length = self.finished.length = 0
         # Who has no token to emit leaves first, so its blocks are evicted first.
         for position in range(self.num_scheduled):
@@ -682,7 +797,7 @@ cdef class Scheduler:
             if requests.generated_tokens[request] == requests.output_tokens[request]:
                 append(&self.finished, request)
         if self.finished.length == 0:
-            return 0
+            return self.enter_stretch()
         for position in range(self.finished.length):
             if self.role == PREFILL:
                 requests.status[self.finished.items[position]] = HELD
@@ -723,7 +838,12 @@ cdef class Scheduler:
 
     cdef bint pass_had_effect(self) noexcept nogil:
         """False: the rank can make no progress by itself, now or ever."""
-        return self.num_scheduled > 0 or self.preempted.length > 0 or self.rejected.length > 0
+        return (
+            self.num_scheduled > 0
+            or self.preempted.length > 0
+            or self.rejected.length > 0
+            or self.stretch_done > 0
+        )
 
     cdef Refusal _refusal(self, int64_t request) noexcept nogil:
         cdef int64_t prompt = self.requests.columns.prompt_tokens[request]

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from fpmsdk._ext.pages cimport resized
+from fpmsdk._ext.pages cimport KvCache, resized
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPricer
 from fpmsdk._ext.recorder cimport AdmissionRow, PassRow, PreemptionRow, RecordedRequests, Recorder
@@ -19,7 +19,18 @@ from fpmsdk._ext.scheduler cimport DECODE, PREFILL, Scheduler, append
 cdef class Rank:
     """One scheduler rank of a worker, its pricer and its hand in the record."""
 
-    def __init__(self, Scheduler scheduler, PassPricer pricer, Recorder recorder, int64_t index):
+    def __init__(
+        self, Scheduler scheduler, PassPricer pricer, Recorder recorder, int64_t index, bint pass_by_pass=False
+    ):
+        # Stretches need a cache that grows by the block, drafts that do not exist, and nobody who watches evictions or
+        # defers prefills.
+        scheduler.skips_stretches = (
+            not pass_by_pass
+            and type(scheduler.kv) is KvCache
+            and scheduler.drafts is None
+            and not scheduler.kv.pool.logs
+            and scheduler.prefill_schedule_interval == 1
+        )
         self.scheduler = scheduler
         self.pricer = pricer
         self.recorder = recorder
@@ -27,6 +38,16 @@ cdef class Rank:
 
     cdef bint has_work(self) noexcept nogil:
         return self.scheduler.has_work()
+
+    cdef int leave_stretch(self) except -1 nogil:
+        """Between passes: let the requests show what the passes of a stretch have done."""
+        cdef int64_t position
+        if self.in_pass and self.scheduler.stretch_done > 0:  # the run ended within this pass
+            self.scheduler.stretch_done -= 1
+        if self.scheduler.stretch_done > 0:
+            for position in range(self.scheduler.running.length):
+                self.recorder.requests.last_token_ms[self.scheduler.running.items[position]] = self.last_token_ms
+        return self.scheduler.leave_stretch()
 
     cdef bint submit(self, int64_t request, double now) except -1 nogil:
         if self.scheduler.role == PREFILL:
@@ -42,6 +63,8 @@ cdef class Rank:
         """Schedule and price one pass; return when this rank alone would be done."""
         cdef int64_t position
         cdef PreemptionRow* preemption
+        if self.scheduler.stretch_left == 0 and self.scheduler.stretch_done > 0:
+            self.leave_stretch()
         self.scheduler.schedule(wave_step)
         self.pricer.price(&self.scheduler.shape, &self.price)
         self.in_pass = True
@@ -119,6 +142,12 @@ cdef class Rank:
     cdef int _record_token_times(self, double now) except -1 nogil:
         cdef RecordedRequests* record = &self.recorder.requests
         cdef int64_t position, request, generated, before, extra, first_gap = self.recorder.gaps.length
+        if self.scheduler.stretch_done > 0:
+            # Everybody emits, and did so in the pass before.
+            self.recorder.count_gaps(now - self.last_token_ms, self.scheduler.running.length)
+            self.last_token_ms = now
+            return 0
+        self.last_token_ms = now
         for position in range(self.scheduler.emitted.length):
             request = self.scheduler.emitted.items[position]
             generated = self.scheduler.requests.columns.generated_tokens[request]
@@ -145,7 +174,7 @@ cdef class Rank:
         row.role = self.scheduler.role
         row.worker = self.index
         row.composed = self.price.composed
-        row.emitted_tokens = 0
+        row.emitted_tokens = self.scheduler.running.length if self.scheduler.stretch_done > 0 else 0
         for position in range(self.scheduler.burst_tokens.length):
             row.emitted_tokens += self.scheduler.burst_tokens.items[position]
         row.record = self.scheduler.record
@@ -162,6 +191,8 @@ cdef class WorkerPool:
     pricer : PassPricer
     placement : Placement
     recorder : Recorder
+    pass_by_pass : bool
+        Touch every request in every pass, also where many passes differ only in the length of the sequences.
     """
 
     def __init__(
@@ -170,9 +201,10 @@ cdef class WorkerPool:
         PassPricer pricer not None,
         Placement placement not None,
         Recorder recorder not None,
+        bint pass_by_pass=False,
     ):
         cdef int64_t index
-        self.ranks = [Rank(scheduler, pricer, recorder, i) for i, scheduler in enumerate(schedulers)]
+        self.ranks = [Rank(scheduler, pricer, recorder, i, pass_by_pass) for i, scheduler in enumerate(schedulers)]
         self.rank_pointers = <void**>resized(NULL, len(self.ranks) * sizeof(void*))
         for index in range(len(self.ranks)):
             self.rank_pointers[index] = <void*>self.ranks[index]
@@ -190,8 +222,12 @@ cdef class WorkerPool:
         free(self.rank_pointers)
         free(self.workers)
 
-    cdef Rank rank(self, int64_t index):
-        return <Rank>self.rank_pointers[index]
+    cdef int leave_stretches(self) except -1 nogil:
+        """At the end of a run every request shows what it got."""
+        cdef int64_t rank
+        for rank in range(self.num_workers * self.dp_size):
+            (<Rank>self.rank_pointers[rank]).leave_stretch()
+        return 0
 
     cdef bint has_work(self, int64_t worker) noexcept nogil:
         cdef int64_t rank

@@ -72,4 +72,5 @@ cdef class Recorder:
     cdef bint keeps_passes
     cdef readonly int64_t committed_prefill_tokens
 
+    cdef int count_gaps(self, double gap_ms, int64_t tokens) except -1 nogil
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil

@@ -139,6 +139,15 @@ cdef class Scheduler:
     cdef int64_t capacity_generation    # counts the events after which more may fit
     cdef int64_t failed_generation      # in which the first pending one did not fit; -1: not tried
 
+    # A stretch of passes in which every running request decodes one token and nothing else can happen.
+    cdef bint skips_stretches           # the owner calls `leave_stretch` before it looks at a request
+    cdef bint has_newcomer              # somebody whom no pass has considered yet
+    cdef int64_t stretch_left           # passes that are certain to be like the last one
+    cdef int64_t stretch_done           # passes that the requests and their blocks do not show yet
+    cdef int64_t stretch_blocks         # blocks that these passes have taken
+    cdef LengthSums stretch_kv          # tokens of the running requests as telemetry counts them
+    cdef int64_t stretch_known
+    cdef int64_t* block_edges           # requests by tokens in their last block
     # The pass at hand; valid until the next one is scheduled.
     cdef int64_t budget, chunk_limit
     cdef bint defer_prefills
@@ -151,6 +160,11 @@ cdef class Scheduler:
     cdef PassRecord record
     cdef PassShape shape
 
+    cdef int enter_stretch(self) except -1 nogil
+    cdef int leave_stretch(self) except -1 nogil
+    cdef bint _passes_by(self, int64_t request) noexcept nogil
+    cdef void _schedule_stretch(self) noexcept nogil
+    cdef void _describe_rank(self, int64_t blocks_taken) noexcept nogil
     cdef int add_destination(self, int64_t request) except -1 nogil
     cdef int64_t reserve_next(self) except -2 nogil
     cdef int activate(self, int64_t request) except -1 nogil

@@ -16,6 +16,9 @@ cdef class Rank:
     cdef bint in_pass
     cdef double start_ms
     cdef PassPrice price
+    cdef double last_token_ms      # end of the last pass
+
+    cdef int leave_stretch(self) except -1 nogil
 
     cdef bint has_work(self) noexcept nogil
     cdef bint submit(self, int64_t request, double now) except -1 nogil
@@ -44,7 +47,7 @@ cdef class WorkerPool:
     cdef readonly Placement placement
     cdef int64_t num_workers, dp_size
 
-    cdef Rank rank(self, int64_t index)
+    cdef int leave_stretches(self) except -1 nogil
     cdef bint has_work(self, int64_t worker) noexcept nogil
     cdef bint has_pending(self) noexcept nogil
     cdef bint is_due(self, int64_t worker, double now) noexcept nogil

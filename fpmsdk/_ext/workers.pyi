@@ -12,4 +12,5 @@ class WorkerPool:
         pricer: PassPricer,
         placement: Placement,
         recorder: Recorder,
+        pass_by_pass: bool = False,
     ) -> None: ...

@@ -31,7 +31,8 @@ ROLES = {"aggregated": Role.AGGREGATED, "prefill": Role.PREFILL, "decode": Role.
 class PoolPlan:
     """One pool of identical workers: what is launched, how often, and how passes and requests are treated.
 
-    `settings` are the scheduler arguments of `replay_trace` that a launch does not carry.
+    `settings` are the scheduler arguments of `replay_trace` that a launch does not carry. With `pass_by_pass` every
+    pass touches every request, with equal results.
     """
 
     launch: EngineLaunchConfig
@@ -39,6 +40,7 @@ class PoolPlan:
     pricer: PassPricer
     placement: str
     settings: Mapping[str, Any]
+    pass_by_pass: bool = False
 
     def build(self, trace: Trace, requests: Requests, recorder: Recorder) -> WorkerPool:
         """Return the pool, ready to serve the requests of the trace."""
@@ -60,7 +62,7 @@ class PoolPlan:
             placement = KvAwarePlacement(self.num_workers, self.launch.dp_size, requests, keys)
         else:
             placement = Placement(self.num_workers, self.launch.dp_size, engine.worker_type != "aggregated")
-        return WorkerPool(schedulers, self.pricer, placement, recorder)
+        return WorkerPool(schedulers, self.pricer, placement, recorder, self.pass_by_pass)
 
     @property
     def num_gpus_per_worker(self) -> int:
