@@ -75,9 +75,12 @@ def run(case, disaggregated, num_workers, dp_size, pass_by_pass):
     )
     with suppress(RequestNeverFitsError):  # a decode pool that is too small for its own requests
         replay.run()
-    columns = [requests.column(name).tolist() for name in ("generated_tokens", "status")]
-    for name in ("first_token_ms", "second_token_ms", "last_token_ms", "end_ms", "decode_admit_ms", "reused_tokens"):
-        columns.append(np.nan_to_num(recorder.column(name), nan=-1.0).tolist())
+    times = ("first_token_ms", "second_token_ms", "last_token_ms", "end_ms", "decode_admit_ms")
+    columns = [
+        *(requests.column(name).tolist() for name in ("generated_tokens", "status")),
+        *(np.nan_to_num(recorder.column(name), nan=-1.0).tolist() for name in times),
+        recorder.column("reused_tokens").tolist(),
+    ]
     tables = (recorder.passes, recorder.admissions, recorder.preemptions, recorder.gaps)
     return columns, [table.array().tolist() for table in tables]
 
