@@ -33,6 +33,10 @@ cdef class ServingView:
         latency_ms[0] = NAN
         return FAULT_NONE
 
+    cdef object error(self, const FaultSite* site, const FpmRank* ranks, Py_ssize_t num_ranks):
+        # The exception for a fault of `evaluate` or of the checks before it.
+        return fault_error(site)
+
     cdef double estimate(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil:
         cdef double latency_ms
         return NAN if self.evaluate(ranks, num_ranks, &latency_ms) != FAULT_NONE else latency_ms
@@ -59,12 +63,12 @@ cdef class ServingView:
             site.fault = check_ranks(ranks, num_ranks, &site.rank)
             if site.fault == FAULT_NONE:
                 site.fault = self.evaluate(ranks, num_ranks, &latency_ms)
+            if site.fault != FAULT_NONE:
+                raise self.error(&site, ranks, num_ranks)
         finally:
             free_lists(lists)
             if ranks != few:
                 free(ranks)
-        if site.fault != FAULT_NONE:
-            raise fault_error(&site)
         return None if isnan(latency_ms) else latency_ms
 
     def estimate_columns(self, Columns source not None):
@@ -85,9 +89,10 @@ cdef class ServingView:
                     site.fault = self.evaluate(ranks, num_ranks, &latency_ms[i])
                 if site.fault != FAULT_NONE:
                     break
+        error = None if site.fault == FAULT_NONE else self.error(&site, ranks, num_ranks)
         free(scratch)
-        if site.fault != FAULT_NONE:
-            raise fault_error(&site)
+        if error is not None:
+            raise error
         return latencies
 
 
@@ -148,10 +153,11 @@ cdef class Estimator:
                 site.fault = self.learn(ranks, num_ranks, kind, target_ms)
                 if site.fault != FAULT_NONE:
                     break
+        error = None if site.fault == FAULT_NONE else self.serving.error(&site, ranks, num_ranks)
         free(scratch)
         self.publish()
-        if site.fault != FAULT_NONE:
-            raise fault_error(&site)
+        if error is not None:
+            raise error
 
     def skipped_iterations(self):
         """Iterations that taught nothing, counted by reason since construction."""
