@@ -13,7 +13,9 @@ __all__ = [
     "LaunchConfigError",
     "MetricsError",
     "MissingCapabilityError",
+    "PerfDataCorruptError",
     "PerfDataNotAvailableError",
+    "PerfDataWarning",
     "ReplayError",
     "RequestNeverFitsError",
     "StateLayoutError",
@@ -21,6 +23,9 @@ __all__ = [
     "TimingError",
     "TraceError",
     "TuningError",
+    "UnknownSystemError",
+    "UnlistedVersionError",
+    "UnsupportedAttentionBackendError",
     "UnsupportedQueryError",
 ]
 
@@ -74,6 +79,33 @@ class StateLayoutError(FpmSdkError, ValueError):
 
 class PerfDataNotAvailableError(FpmSdkError, RuntimeError):
     """Performance data for the request are not installed; a sweep may skip the point."""
+
+
+class PerfDataCorruptError(FpmSdkError, ValueError):
+    """A file of a systems root is damaged, malformed or holds impossible values; no other root or mode can stand in.
+
+    `path` is the file.
+    """
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class PerfDataWarning(UserWarning):
+    """Metadata beside performance data are malformed and were ignored."""
+
+
+class UnknownSystemError(FpmSdkError, ValueError):
+    """No hardware description of this name in the systems root; the message names the nearest ones."""
+
+
+class UnlistedVersionError(FpmSdkError, ValueError):
+    """A backend version is not one of the queryable slots of its system, or an alias has no slot."""
+
+
+class UnsupportedAttentionBackendError(FpmSdkError, ValueError):
+    """An attention backend override does not exist for the backend, or nothing was measured with it."""
 
 
 class TraceError(FpmSdkError, ValueError):
