@@ -12,6 +12,11 @@ from setuptools import Extension, setup
 # -ffp-contract=off: every result must have the same bits with and without fused multiply-add hardware.
 COMPILE_ARGS = ["-O3", "-ffp-contract=off", "-g0"]
 
+# Cython tracks the declarations that a source names, but looks for those of the module itself beside the source.
+generated = [path.stat().st_mtime for path in Path("build/cython").rglob("*.c")]
+declared = [path.stat().st_mtime for path in Path("fpmsdk/_ext").glob("*.pxd")]
+stale = bool(generated) and min(generated) < max(declared)
+
 extensions = [
     Extension(
         f"fpmsdk._ext.{source.stem}",
@@ -28,6 +33,7 @@ setup(
         extensions,
         build_dir="build/cython",
         include_path=["."],
+        force=stale,
         compiler_directives={
             "language_level": 3,
             "boundscheck": False,

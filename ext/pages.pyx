@@ -5,7 +5,7 @@ index. Source: engine-and-replay.md 2.4 and 2.5, vllm-facts.md 2 and 3.1.
 """
 
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
 import numpy as np
@@ -26,14 +26,6 @@ cdef inline uint64_t mix(uint64_t value) noexcept nogil:
     value = (value ^ (value >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * <uint64_t>0x94D049BB133111EB
     return value ^ (value >> 31)
-
-
-cdef void* resized(void* memory, size_t size) except NULL nogil:
-    cdef void* moved = realloc(memory, size)
-    if moved == NULL:
-        with gil:
-            raise MemoryError(f"no memory for {size} bytes of simulated KV cache state")
-    return moved
 
 
 cdef struct TrieNode:

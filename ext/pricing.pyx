@@ -3,8 +3,9 @@
 Not a model: what a tuned model knows is behind `ServingView`. Source: engine-and-replay.md 4.1 to 4.3.
 """
 
-from libc.math cimport NAN, fma, isfinite, rint
+from libc.math cimport floor, fma, isfinite, rint
 from libc.stdint cimport UINT32_MAX, int64_t, uint32_t
+from libc.string cimport memset
 
 from fpmsdk.errors import TimingError
 
@@ -12,25 +13,27 @@ cdef enum:
     MEMO_ENTRIES = 1024
 
 
-cdef inline double whole_nanoseconds_ms(double ms) noexcept nogil:
-    """Round to whole nanoseconds: ms / 1000 as f64, times 1e9 exactly, to nearest, ties to even."""
-    cdef double seconds = ms / 1000.0
+cdef inline double whole_nanoseconds(double seconds) noexcept nogil:
+    """Round seconds to whole nanoseconds: times 1e9 exactly, to nearest, ties to even."""
     cdef double product = seconds * 1e9
     cdef double rest = fma(seconds, 1e9, -product)  # what the rounding of `product` lost
     cdef double nanoseconds = rint(product)
+    cdef double whole_seconds
     if product - nanoseconds == 0.5 and rest > 0.0:
         nanoseconds += 1.0
     elif product - nanoseconds == -0.5 and rest < 0.0:
         nanoseconds -= 1.0
-    return nanoseconds / 1e9 * 1e3
+    # Whole seconds and the fraction are added as f64: the last bit of durations above a second depends on it.
+    whole_seconds = floor(nanoseconds / 1e9)
+    return whole_seconds + (nanoseconds - whole_seconds * 1e9) / 1e9
 
 
 cdef double modeled_duration_ms(double raw_ms, double speedup) noexcept nogil:
     """The duration of a part: rounded, scaled, rounded again. A speedup of 0 means unscaled."""
-    cdef double ms = whole_nanoseconds_ms(raw_ms)
+    cdef double seconds = whole_nanoseconds(raw_ms / 1000.0)
     if speedup != 0.0:
-        ms = whole_nanoseconds_ms(ms / speedup)
-    return ms
+        seconds = whole_nanoseconds(seconds / speedup)
+    return seconds * 1e3
 
 
 def modeled_duration(double raw_ms, double speedup):
@@ -126,14 +129,16 @@ cdef class FpmTiming(TimingModel):
         self.view = view
         self.composes = True
 
+    def __repr__(self):
+        return "FpmTiming()"
+
     cdef void price(self, const PassShape* shape, PassPrice* price) noexcept nogil:
         cdef FpmRank rank
         cdef int64_t mean_end_tokens, mean_past_tokens
         # The telemetry a model learns from counts computed tokens: one less than the known ones of each request.
         cdef int64_t past_kv_tokens = min(shape.sum_decode_tokens - shape.num_decode, shape.kv_capacity_tokens)
-        rank.wall_time_s = 0.0
+        memset(&rank, 0, sizeof(FpmRank))
         rank.num_lengths = -1
-        rank.extend_lengths = rank.past_kv_lengths = NULL
         price.prefill_ms = price.decode_ms = 0.0
         if max(shape.sum_prefill_end_tokens, past_kv_tokens) > UINT32_MAX:
             price.status = OUT_OF_RANGE
@@ -184,11 +189,15 @@ cdef class PythonTiming(TimingModel):
                     f"timing: {type(provider).__name__} has no method {name}; give a timing model, a model object, "
                     "a mapping {type: fixed | polynomial}, or an object with predict_prefill_ms and predict_decode_ms"
                 )
+        self.provider_name = type(provider).__name__
         self.predict_prefill_ms = provider.predict_prefill_ms
         self.predict_decode_ms = provider.predict_decode_ms
         self.predict_mixed_pass_ms = getattr(provider, "predict_mixed_pass_ms", None)
         self.composes = self.predict_mixed_pass_ms is not None
         self.memo = {}
+
+    def __repr__(self):
+        return f"PythonTiming({self.provider_name})"
 
     cdef void price(self, const PassShape* shape, PassPrice* price) noexcept nogil:
         with gil:

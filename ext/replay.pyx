@@ -7,11 +7,12 @@ cimport numpy as np
 from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
+from fpmsdk._ext.pages cimport resized
 from fpmsdk._ext.pricing cimport PassPrice, PassPricer
-from fpmsdk._ext.scheduler cimport PassRecord, Requests, Scheduler, known_tokens, variance
+from fpmsdk._ext.scheduler cimport PassRecord, Requests, Scheduler, known_tokens
 
 import numpy as np
 
@@ -22,6 +23,8 @@ np.import_array()
 cdef enum:
     SETTLES_BETWEEN_SIGNAL_CHECKS = 4096
 
+cdef PassRecord _no_pass
+
 # The same fields in the same order as the structures in replay.pxd; every field has eight bytes.
 _PASS_ROW = np.dtype(
     [
@@ -31,36 +34,11 @@ _PASS_ROW = np.dtype(
         ("decode_ms", "f8"),
         ("worker", "i8"),
         ("composed", "i8"),
-        ("num_prefill_requests", "i8"),
-        ("sum_prefill_tokens", "i8"),
-        ("sum_prefill_kv_tokens", "i8"),
-        ("var_prefill_length", "f8"),
-        ("num_decode_requests", "i8"),
-        ("sum_decode_kv_tokens", "i8"),
-        ("var_decode_kv_tokens", "f8"),
-        ("num_queued_prefill", "i8"),
-        ("sum_queued_prefill_tokens", "i8"),
-        ("var_queued_prefill_length", "f8"),
-        ("num_queued_decode", "i8"),
-        ("sum_queued_decode_kv_tokens", "i8"),
-        ("var_queued_decode_kv_tokens", "f8"),
-        ("num_preempted", "i8"),
-        ("num_running", "i8"),
-        ("num_waiting", "i8"),
-        ("active_blocks", "i8"),
-        ("cached_free_blocks", "i8"),
+        *((name, "f8" if name.startswith("var_") else "i8") for name in <object>_no_pass),
     ]
 )
 _GAP_ROW = np.dtype([("gap_ms", "f8"), ("count", "i8")])
 _ADMISSION_ROW = np.dtype([("request", "i8"), ("at_ms", "f8"), ("reused_tokens", "i8")])
-
-
-cdef void* resized(void* memory, size_t size) except NULL nogil:
-    cdef void* moved = realloc(memory, size)
-    if moved == NULL:
-        with gil:
-            raise MemoryError(f"no memory for {size} bytes of replay records")
-    return moved
 
 
 cdef class Rows:
@@ -192,6 +170,7 @@ cdef class Rank:
         cdef int64_t position
         self.in_pass = False
         self.scheduler.complete()
+        self.recorder.committed_prefill_tokens += self.scheduler.record.committed_prefill_tokens
         self._record_token_times(end_ms)
         for position in range(self.num_ended()):
             self.recorder.times.end_ms[self.ended(position)] = end_ms
@@ -207,9 +186,6 @@ cdef class Rank:
         if position < self.scheduler.finished.length:
             return self.scheduler.finished.items[position]
         return self.scheduler.rejected.items[position - self.scheduler.finished.length]
-
-    cdef int64_t head(self) noexcept nogil:
-        return self.scheduler.waiting.items[self.scheduler.waiting.head]
 
     cdef int _record_token_times(self, double now) except -1 nogil:
         cdef RequestTimes* times = &self.recorder.times
@@ -228,7 +204,6 @@ cdef class Rank:
         return 0
 
     cdef int _record_pass(self, double end_ms) except -1 nogil:
-        cdef PassRecord* record = &self.scheduler.record
         cdef PassRow* row = <PassRow*>self.recorder.passes.append()
         row.start_ms = self.start_ms
         row.end_ms = end_ms
@@ -236,24 +211,7 @@ cdef class Rank:
         row.decode_ms = self.price.decode_ms
         row.worker = self.index
         row.composed = self.price.composed
-        row.num_prefill_requests = record.prefill_prompts.count
-        row.sum_prefill_tokens = record.sum_prefill_tokens
-        row.sum_prefill_kv_tokens = record.sum_prefill_kv_tokens
-        row.var_prefill_length = variance(&record.prefill_prompts)
-        row.num_decode_requests = record.decode_kv.count
-        row.sum_decode_kv_tokens = record.decode_kv.total
-        row.var_decode_kv_tokens = variance(&record.decode_kv)
-        row.num_queued_prefill = record.queued_prefill.count
-        row.sum_queued_prefill_tokens = record.queued_prefill.total
-        row.var_queued_prefill_length = variance(&record.queued_prefill)
-        row.num_queued_decode = record.queued_decode.count
-        row.sum_queued_decode_kv_tokens = record.queued_decode.total
-        row.var_queued_decode_kv_tokens = variance(&record.queued_decode)
-        row.num_preempted = record.num_preempted
-        row.num_running = record.num_running
-        row.num_waiting = record.num_waiting
-        row.active_blocks = record.active_blocks
-        row.cached_free_blocks = record.cached_free_blocks
+        row.record = self.scheduler.record
         return 0
 
 
@@ -275,8 +233,8 @@ cdef class Replay:
         Wait of a later turn after the end of the turn before it.
     concurrency : int
         0: requests arrive at `arrival_ms`. N: at most N sessions are active, the next one arrives when one ends.
-    startup_ms, max_sim_time_ms : float
-        Workers accept no pass before the first; no event after the second is processed.
+    max_sim_time_ms : float
+        No event after this time is processed.
     record_passes : bool
     request_ids : sequence of str
         Names for error messages.
@@ -292,7 +250,6 @@ cdef class Replay:
         next_turn,
         delay_ms,
         int64_t concurrency=0,
-        double startup_ms=0.0,
         double max_sim_time_ms=INFINITY,
         bint record_passes=True,
         request_ids=None,
@@ -315,7 +272,6 @@ cdef class Replay:
         is_first[np.asarray(next_turn)[np.asarray(next_turn) >= 0]] = False
         self.first_turns = np.flatnonzero(is_first).astype(np.int64)
         self.closed_loop = concurrency > 0
-        self.startup_ms = startup_ms
         self.max_sim_time_ms = max_sim_time_ms
         self.request_ids = request_ids
         if self.closed_loop:
@@ -341,7 +297,7 @@ cdef class Replay:
             self._run()
 
     cdef int _run(self) except -1 nogil:
-        cdef int64_t settled = 0
+        cdef int64_t worker, settled = 0
         cdef double following = self._next_event_ms()
         while following < INFINITY and following <= self.max_sim_time_ms:
             self.now_ms = following
@@ -351,6 +307,11 @@ cdef class Replay:
                 with gil:
                     PyErr_CheckSignals()
             following = self._next_event_ms()
+        if following == INFINITY:
+            for worker in range(self.num_workers):
+                if self._has_work(worker):
+                    with gil:
+                        self._raise_never_fits(worker)
         return 0
 
     cdef double _next_event_ms(self) noexcept nogil:
@@ -361,27 +322,22 @@ cdef class Replay:
         for worker in range(self.num_workers):
             if self.workers[worker].busy:
                 earliest = min(earliest, self.workers[worker].end_ms)
-            elif self.now_ms < self.startup_ms and self._has_work(worker):
-                earliest = min(earliest, self.startup_ms)
         return earliest
 
     cdef int _settle(self) except -1 nogil:
-        """Everything that happens at `now_ms`: passes end, requests arrive, passes start, until nothing changes."""
-        cdef bint changed = True
+        """Everything that happens at `now_ms`: passes end, requests arrive, passes start."""
         cdef int64_t worker
-        while changed:
-            changed = False
-            for worker in range(self.num_workers):
-                if self.workers[worker].busy and self.workers[worker].end_ms <= self.now_ms:
+        for worker in range(self.num_workers):
+            if self.workers[worker].busy and self.workers[worker].end_ms <= self.now_ms:
+                self._complete_pass(worker)
+        while self.num_arrivals > 0 and self.arrivals[0].at_ms <= self.now_ms:
+            self._place(self._pop_arrival().request)
+        for worker in range(self.num_workers):
+            # Passes without duration follow one another before what they let in arrives: the loop comes back to
+            # this instant for it.
+            while not self.workers[worker].busy and self._has_work(worker) and self._start_pass(worker):
+                if self.workers[worker].end_ms <= self.now_ms:
                     self._complete_pass(worker)
-            while self.num_arrivals > 0 and self.arrivals[0].at_ms <= self.now_ms:
-                self._place(self._pop_arrival().request)
-            if self.now_ms < self.startup_ms:
-                return 0
-            for worker in range(self.num_workers):
-                if not self.workers[worker].busy and self._has_work(worker):
-                    self._start_pass(worker)
-                    changed = changed or self.workers[worker].end_ms <= self.now_ms
         return 0
 
     cdef bint _has_work(self, int64_t worker) noexcept nogil:
@@ -415,26 +371,26 @@ cdef class Replay:
             self.num_started += 1
         return 0
 
-    cdef int _start_pass(self, int64_t worker) except -1 nogil:
-        """Every rank with work starts a pass of its own; the group ends with the slowest one."""
+    cdef bint _start_pass(self, int64_t worker) except -1 nogil:
+        """Every rank with work starts a pass of its own; the group ends with the slowest one.
+
+        False: no rank could do anything, so that the worker can only wait.
+        """
         cdef double end_ms = self.now_ms
         cdef bint had_effect = False
-        cdef int64_t rank, stuck = -1
+        cdef int64_t rank
         for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
-            if not (<Rank>self.rank_pointers[rank]).has_work():
-                continue
-            end_ms = max(end_ms, (<Rank>self.rank_pointers[rank]).start_pass(self.now_ms, self.workers[worker].wave_step))
-            if (<Rank>self.rank_pointers[rank]).pass_had_effect():
-                had_effect = True
-            elif stuck < 0:
-                stuck = (<Rank>self.rank_pointers[rank]).head()
+            if (<Rank>self.rank_pointers[rank]).has_work():
+                end_ms = max(
+                    end_ms, (<Rank>self.rank_pointers[rank]).start_pass(self.now_ms, self.workers[worker].wave_step)
+                )
+                had_effect = had_effect or (<Rank>self.rank_pointers[rank]).pass_had_effect()
         if not had_effect:
-            with gil:
-                self._raise_never_fits(stuck)
+            return False
         self.workers[worker].busy = True
         self.workers[worker].end_ms = end_ms
         self.workers[worker].wave_step += 1
-        return 0
+        return True
 
     cdef int _complete_pass(self, int64_t worker) except -1 nogil:
         cdef int64_t rank, position
@@ -484,8 +440,12 @@ cdef class Replay:
         self.arrivals[parent] = last
         return top
 
-    def _raise_never_fits(self, int64_t request):
-        cdef Rank rank = self.ranks[self.recorder.columns["worker"][request]]
+    def _raise_never_fits(self, int64_t worker):
+        # Nothing will ever happen again, but this worker has work: the head of a queue fits in no pass.
+        cdef Rank rank = next(
+            rank for rank in self.ranks[worker * self.dp_size : (worker + 1) * self.dp_size] if (<Rank>rank).has_work()
+        )
+        cdef int64_t request = rank.scheduler.waiting.items[rank.scheduler.waiting.head]
         cdef int64_t tokens = known_tokens(&self.requests.columns, request)
         cdef int64_t block_size = rank.scheduler.kv.block_size
         cdef int64_t needed = (tokens + block_size - 1) // block_size

@@ -7,10 +7,10 @@ Source: engine-and-replay.md 2, vllm-facts.md 1 to 3.
 
 cimport numpy as np
 from libc.stdint cimport int8_t, int64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memmove, memset
 
-from fpmsdk._ext.pages cimport PrefixKeys
+from fpmsdk._ext.pages cimport PrefixKeys, resized
 
 import numpy as np
 
@@ -26,16 +26,9 @@ _UNLIMITED = _NO_LIMIT
 
 
 cdef int append(IndexList* entries, int64_t value) except -1 nogil:
-    cdef int64_t capacity
-    cdef void* moved
     if entries.length == entries.capacity:
-        capacity = max(16, 2 * entries.capacity)
-        moved = realloc(entries.items, capacity * sizeof(int64_t))
-        if moved == NULL:
-            with gil:
-                raise MemoryError("no memory for the simulated scheduler's queues")
-        entries.items = <int64_t*>moved
-        entries.capacity = capacity
+        entries.capacity = max(16, 2 * entries.capacity)
+        entries.items = <int64_t*>resized(entries.items, entries.capacity * sizeof(int64_t))
     entries.items[entries.length] = value
     entries.length += 1
     return 0
@@ -55,21 +48,15 @@ cdef inline int64_t* slot(IndexQueue* queue, int64_t position) noexcept nogil:
     return &queue.items[position if position < queue.capacity else position - queue.capacity]
 
 
-cdef int make_slot(IndexQueue* queue) except -1 nogil:
+cdef int make_room(IndexQueue* queue) except -1 nogil:
     """Grow the ring so that one more item fits."""
-    cdef int64_t capacity = max(16, 2 * queue.capacity)
-    cdef int64_t wrapped
-    cdef void* moved
-    if queue.length < queue.capacity:
+    cdef int64_t old_capacity = queue.capacity
+    if queue.length < old_capacity:
         return 0
-    moved = realloc(queue.items, capacity * sizeof(int64_t))
-    if moved == NULL:
-        with gil:
-            raise MemoryError("no memory for the simulated scheduler's queues")
-    queue.items = <int64_t*>moved
-    wrapped = queue.head  # items before the head are the end of the queue: move them behind the old end
-    memmove(&queue.items[queue.capacity], queue.items, wrapped * sizeof(int64_t))
-    queue.capacity = capacity
+    queue.capacity = max(16, 2 * old_capacity)
+    queue.items = <int64_t*>resized(queue.items, queue.capacity * sizeof(int64_t))
+    # What stands before the head is the end of the queue.
+    memmove(&queue.items[old_capacity], queue.items, queue.head * sizeof(int64_t))
     return 0
 
 
@@ -79,7 +66,7 @@ cdef inline void count(LengthSums* sums, int64_t length, int sign) noexcept nogi
     sums.squares += sign * length * length
 
 
-cdef double variance(const LengthSums* sums) noexcept nogil:
+cdef inline double variance(const LengthSums* sums) noexcept nogil:
     """Population variance of the counted lengths; 0.0 for none."""
     if sums.count == 0:
         return 0.0
@@ -396,14 +383,9 @@ cdef class Scheduler:
 
     cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil:
         """The request computes `tokens` in this pass; its full blocks can be found from now on."""
-        cdef void* moved
         if self.num_scheduled == self.scheduled_capacity:
             self.scheduled_capacity = max(16, 2 * self.scheduled_capacity)
-            moved = realloc(self.scheduled, self.scheduled_capacity * sizeof(ScheduledItem))
-            if moved == NULL:
-                with gil:
-                    raise MemoryError("no memory for the simulated scheduler's pass")
-            self.scheduled = <ScheduledItem*>moved
+            self.scheduled = <ScheduledItem*>resized(self.scheduled, self.scheduled_capacity * sizeof(ScheduledItem))
         self.scheduled[self.num_scheduled] = ScheduledItem(request, tokens, computed_before)
         self.num_scheduled += 1
         self.budget -= tokens
@@ -415,49 +397,62 @@ cdef class Scheduler:
         """Tell the pass: what there is to price, and what telemetry reports."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef ScheduledItem* item
-        cdef int64_t position, prompt, computed, known, prompt_before, prompt_done
-        cdef bint emits_later_token, is_prefill
+        cdef int64_t position, prompt, generated, computed, known, prompt_before, prompt_done
+        cdef bint computes_prompt
+        cdef LengthSums prefill_prompts, decode_kv
         cdef PassShape* shape = &self.shape
         cdef PassRecord* record = &self.record
+        memset(&prefill_prompts, 0, sizeof(LengthSums))
+        memset(&decode_kv, 0, sizeof(LengthSums))
         memset(shape, 0, sizeof(PassShape))
         memset(record, 0, sizeof(PassRecord))
         for position in range(self.num_scheduled):
             item = &self.scheduled[position]
             prompt = requests.prompt_tokens[item.request]
-            known = known_tokens(requests, item.request)
+            generated = requests.generated_tokens[item.request]
+            known = prompt + generated
             computed = item.computed_before + item.tokens
             prompt_before = min(item.computed_before, prompt)
             prompt_done = min(computed, prompt)
-            emits_later_token = computed == known and requests.generated_tokens[item.request] > 0
-            if prompt_done > prompt_before:
+            computes_prompt = prompt_done > prompt_before
+            if computes_prompt:
                 shape.num_prefill += 1
                 shape.sum_prefill_end_tokens += prompt_done
                 shape.sum_prefill_past_tokens += prompt_before
-            if emits_later_token:
+                record.committed_prefill_tokens += item.tokens
+            # The first token comes with the prompt and costs no decode.
+            if computed == known and generated > 0:
                 shape.num_decode += 1
                 shape.sum_decode_tokens += known
             # A real engine labels everything after the first token decode, the recompute of a resumed request
             # too, and counts the tokens already computed.
-            is_prefill = (
-                requests.generated_tokens[item.request] == 0 if self.vllm_rules else prompt_done > prompt_before
-            )
-            if is_prefill:
-                count(&record.prefill_prompts, prompt, 1)
+            if generated == 0 if self.vllm_rules else computes_prompt:
+                count(&prefill_prompts, prompt, 1)
                 record.sum_prefill_tokens += item.tokens
                 record.sum_prefill_kv_tokens += item.computed_before if self.vllm_rules else prompt_before
-            elif requests.generated_tokens[item.request] < requests.output_tokens[item.request]:
-                count(&record.decode_kv, item.computed_before if self.vllm_rules else known, 1)
+            elif generated < requests.output_tokens[item.request]:
+                count(&decode_kv, item.computed_before if self.vllm_rules else known, 1)
         shape.kv_capacity_tokens = self.num_gpu_blocks * self.kv.block_size
-        record.queued_prefill = self.queued_prefill
-        record.queued_decode = self.queued_decode
+        record.num_prefill_requests = prefill_prompts.count
+        record.var_prefill_length = variance(&prefill_prompts)
+        record.num_decode_requests = decode_kv.count
+        record.sum_decode_kv_tokens = decode_kv.total
+        record.var_decode_kv_tokens = variance(&decode_kv)
+        record.num_queued_prefill = self.queued_prefill.count
+        record.sum_queued_prefill_tokens = self.queued_prefill.total
+        record.var_queued_prefill_length = variance(&self.queued_prefill)
+        record.num_queued_decode = self.queued_decode.count
+        record.sum_queued_decode_kv_tokens = self.queued_decode.total
+        record.var_queued_decode_kv_tokens = variance(&self.queued_decode)
         record.num_preempted = self.preempted.length
         record.num_running = self.running.length
         record.num_waiting = self.waiting.length
         record.active_blocks = self.kv.active_blocks()
-        record.cached_free_blocks = self.kv.pool.num_evictable
+        record.free_blocks = self.kv.pool.num_free()
+        record.published_free_blocks = self.kv.pool.num_evictable
 
     cdef int complete(self) except -1 nogil:
-        """The pass ends: every request with nothing left to compute emits a token or, with none to emit, finishes."""
+        """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t position, request, kept = 0
         self.emitted.length = self.finished.length = 0
@@ -465,20 +460,24 @@ cdef class Scheduler:
             request = self.scheduled[position].request
             if requests.computed_tokens[request] < known_tokens(requests, request):
                 continue
-            if requests.generated_tokens[request] < requests.output_tokens[request]:
-                requests.generated_tokens[request] += 1
-                append(&self.emitted, request)
+            # Who has no token to emit leaves first, so its blocks are evicted first.
+            append(&self.emitted if requests.output_tokens[request] > 0 else &self.finished, request)
+        for position in range(self.emitted.length):
+            request = self.emitted.items[position]
+            requests.generated_tokens[request] += 1
             if requests.generated_tokens[request] == requests.output_tokens[request]:
-                self.kv.release(request)
-                requests.status[request] = COMPLETED
                 append(&self.finished, request)
-        if self.finished.length > 0:
-            for position in range(self.running.length):
-                request = self.running.items[position]
-                if requests.status[request] == RUNNING:
-                    self.running.items[kept] = request
-                    kept += 1
-            self.running.length = kept
+        if self.finished.length == 0:
+            return 0
+        for position in range(self.finished.length):
+            self.kv.release(self.finished.items[position])
+            requests.status[self.finished.items[position]] = COMPLETED
+        for position in range(self.running.length):
+            request = self.running.items[position]
+            if requests.status[request] == RUNNING:
+                self.running.items[kept] = request
+                kept += 1
+        self.running.length = kept
         return 0
 
     cdef bint has_work(self) noexcept nogil:
@@ -502,7 +501,7 @@ cdef class Scheduler:
         """Queue a request: by key under the priority policy, else a preempted one first and a new one last."""
         cdef IndexQueue* queue = &self.waiting
         cdef int64_t position
-        make_slot(queue)
+        make_room(queue)
         self._count_queued(request, 1)
         queue.length += 1
         if self.by_priority:
@@ -532,7 +531,8 @@ cdef class Scheduler:
 
     cdef void _count_queued(self, int64_t request, int sign) noexcept nogil:
         if self.requests.columns.num_preemptions[request] > 0:
-            count(&self.queued_decode, known_tokens(&self.requests.columns, request), sign)
+            # A real engine reports the tokens it has computed for a preempted request: none.
+            count(&self.queued_decode, 0 if self.vllm_rules else known_tokens(&self.requests.columns, request), sign)
         else:
             count(&self.queued_prefill, self.requests.columns.prompt_tokens[request], sign)
 
@@ -548,26 +548,23 @@ cdef class Scheduler:
         """Decide one pass and return it as a dict.
 
         Keys: `tokens` {request: scheduled tokens} in running order, `reused` {admitted request: reused tokens},
-        `preempted`, `rejected`, and the counts `running`, `waiting`, `free_blocks`, `active_blocks` after the
-        decision.
+        `preempted`, `rejected`, and the fields of the pass record, as `num_running` and `free_blocks`.
         """
         self.schedule(wave_step)
         items = [self.scheduled[position] for position in range(self.num_scheduled)]
         return {
             "tokens": {item["request"]: item["tokens"] for item in items},
             "reused": {item["request"]: item["computed_before"] for item in items[len(items) - self.num_admitted :]},
-            "preempted": [self.preempted.items[i] for i in range(self.preempted.length)],
-            "rejected": [self.rejected.items[i] for i in range(self.rejected.length)],
-            "running": self.running.length,
-            "waiting": self.waiting.length,
-            "free_blocks": self.kv.pool.num_free(),
-            "active_blocks": self.kv.active_blocks(),
+            "preempted": indices(&self.preempted),
+            "rejected": indices(&self.rejected),
+            **self.record,
         }
 
     def complete_pass(self):
         """End the pass; return the requests that emitted a token and those that finished."""
         self.complete()
-        return (
-            [self.emitted.items[i] for i in range(self.emitted.length)],
-            [self.finished.items[i] for i in range(self.finished.length)],
-        )
+        return indices(&self.emitted), indices(&self.finished)
+
+
+cdef list indices(const IndexList* entries):
+    return [entries.items[position] for position in range(entries.length)]

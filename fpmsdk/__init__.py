@@ -19,7 +19,7 @@ _HOME = {
     "Trace": "fpmsdk.replay",
     "config_engine_launch_mismatches": "fpmsdk.engine.launch",
     "inspect_state_snapshot": "fpmsdk.perfmodel.model",
-    "materialize_engine_launch_config": "fpmsdk.engine.launch",
+    "materialize_engine_launch_config": "fpmsdk.engine.materialize",
     "replay_trace": "fpmsdk.replay",
 }
 
@@ -40,11 +40,8 @@ __all__ = [
 if TYPE_CHECKING:
     from fpmsdk import errors
     from fpmsdk.config import ForwardPassPerfModelConfig
-    from fpmsdk.engine.launch import (
-        EngineLaunchConfig,
-        config_engine_launch_mismatches,
-        materialize_engine_launch_config,
-    )
+    from fpmsdk.engine.launch import EngineLaunchConfig, config_engine_launch_mismatches
+    from fpmsdk.engine.materialize import materialize_engine_launch_config
     from fpmsdk.metrics import FpmBatch
     from fpmsdk.perfmodel.model import ForwardPassPerfModel, inspect_state_snapshot
     from fpmsdk.replay import ReplayReport, Trace, replay_trace

@@ -67,6 +67,4 @@ def _temporary() -> Path:
 
 
 def _warn(fact: str) -> None:
-    warnings.warn(
-        f"{fact}. Set {CACHE_VARIABLE} to a writable directory to choose.", RuntimeWarning, stacklevel=3
-    )
+    warnings.warn(f"{fact}. Set {CACHE_VARIABLE} to a writable directory to choose.", RuntimeWarning, stacklevel=3)

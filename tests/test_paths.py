@@ -1,6 +1,7 @@
 """The cache directory in good and bad homes, each in its own process: one warning at most, no failure."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,40 @@ def test_the_temporary_directory_of_another_user_is_not_taken(tmp_path):
     found, warning = ask(prefix=other_owner, TMPDIR=tmp_path, FPMSDK_CACHE_DIR="/dev/null/cache")
     assert found == "None"
     assert "nothing is cached" in warning
+
+
+USE_EVERYTHING = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from fpmsdk.cli.demo import run_demo
+    from fpmsdk.paths import cache_dir
+    cache_dir()
+    assert run_demo()["replay"]["ttft_ms"]["p50"]["replayed"] > 0
+import fpmsdk
+print(fpmsdk.__file__)
+for warning in caught:
+    print(warning.category.__name__, warning.message)
+"""
+
+
+@pytest.fixture
+def read_only_install(tmp_path):
+    parent = tmp_path / "site"
+    shutil.copytree(PACKAGE, parent / "fpmsdk", ignore=shutil.ignore_patterns("__pycache__"))
+    entries = [parent, *parent.rglob("*")]
+    for entry in entries:
+        entry.chmod(0o555 if entry.is_dir() else 0o444)
+    yield parent
+    for entry in entries:
+        entry.chmod(0o755 if entry.is_dir() else 0o644)
+
+
+def test_a_read_only_install_without_home_or_cache_works_with_one_warning_and_stays_as_it_was(
+    tmp_path, read_only_install
+):
+    before = sorted(read_only_install.rglob("*"))
+    found, warning = ask(USE_EVERYTHING, NO_HOME, read_only_install, TMPDIR=tmp_path)
+    assert Path(found).parent.parent == read_only_install
+    assert warning.startswith("RuntimeWarning no usable cache directory")
+    assert sorted(read_only_install.rglob("*")) == before

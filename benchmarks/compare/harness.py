@@ -81,9 +81,7 @@ def largest_difference(peer: list[float | None], ours: list[float | None]) -> fl
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    models = {
-        line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")
-    }
+    models = {line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

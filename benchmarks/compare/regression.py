@@ -44,11 +44,7 @@ ERROR_THRESHOLD = {
 CONFIGS = {
     "default": BASE,
     "1024 rows": BASE
-    | {
-        "estimator_config": {
-            "fpm_regression": {"sampling": {"bins_per_axis": [16, 16], "max_observations": 1024}}
-        }
-    },
+    | {"estimator_config": {"fpm_regression": {"sampling": {"bins_per_axis": [16, 16], "max_observations": 1024}}}},
     "error threshold": BASE
     | {"estimator_config": {"fpm_regression": {"fit": {"linear": {"update_policy": ERROR_THRESHOLD}}}}},
 }

@@ -1,6 +1,15 @@
 """KV blocks of one scheduler rank: prefix keys, the block pool, and the cache of one attention group over it."""
 
 from libc.stdint cimport int64_t
+from libc.stdlib cimport realloc
+
+
+cdef inline void* resized(void* memory, size_t size) except NULL nogil:
+    cdef void* moved = realloc(memory, size)
+    if moved == NULL:
+        with gil:
+            raise MemoryError(f"no memory for {size} bytes of simulation state")
+    return moved
 
 
 cdef class PrefixKeys:

@@ -51,6 +51,7 @@ cdef class FpmTiming(TimingModel):
 
 
 cdef class PythonTiming(TimingModel):
+    cdef str provider_name
     cdef object predict_prefill_ms, predict_decode_ms, predict_mixed_pass_ms
     cdef dict memo
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from fpmsdk._ext.pricing cimport PassPrice, PassPricer
-from fpmsdk._ext.scheduler cimport Requests, Scheduler
+from fpmsdk._ext.scheduler cimport PassRecord, Requests, Scheduler
 
 
 cdef struct PassRow:
@@ -13,24 +13,7 @@ cdef struct PassRow:
     double decode_ms
     int64_t worker
     int64_t composed
-    int64_t num_prefill_requests
-    int64_t sum_prefill_tokens
-    int64_t sum_prefill_kv_tokens
-    double var_prefill_length
-    int64_t num_decode_requests
-    int64_t sum_decode_kv_tokens
-    double var_decode_kv_tokens
-    int64_t num_queued_prefill
-    int64_t sum_queued_prefill_tokens
-    double var_queued_prefill_length
-    int64_t num_queued_decode
-    int64_t sum_queued_decode_kv_tokens
-    double var_queued_decode_kv_tokens
-    int64_t num_preempted
-    int64_t num_running
-    int64_t num_waiting
-    int64_t active_blocks
-    int64_t cached_free_blocks
+    PassRecord record
 
 
 cdef struct GapRow:
@@ -71,6 +54,7 @@ cdef class Recorder:
     cdef RequestTimes times
     cdef readonly Rows passes, gaps, admissions
     cdef bint keeps_passes
+    cdef readonly int64_t committed_prefill_tokens
 
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil
 
@@ -92,7 +76,6 @@ cdef class Rank:
     cdef int complete_pass(self, double end_ms) except -1 nogil
     cdef int64_t num_ended(self) noexcept nogil
     cdef int64_t ended(self, int64_t position) noexcept nogil
-    cdef int64_t head(self) noexcept nogil
     cdef int _record_token_times(self, double now) except -1 nogil
     cdef int _record_pass(self, double end_ms) except -1 nogil
 
@@ -127,7 +110,7 @@ cdef class Replay:
     cdef int64_t num_arrivals, arrivals_capacity, num_scheduled_arrivals
     cdef int64_t num_placed
 
-    cdef double startup_ms, max_sim_time_ms
+    cdef double max_sim_time_ms
     cdef readonly double now_ms
 
     cdef int _run(self) except -1 nogil
@@ -137,7 +120,7 @@ cdef class Replay:
     cdef int _place(self, int64_t request) except -1 nogil
     cdef int _request_ended(self, int64_t request) except -1 nogil
     cdef int _start_next_session(self) except -1 nogil
-    cdef int _start_pass(self, int64_t worker) except -1 nogil
+    cdef bint _start_pass(self, int64_t worker) except -1 nogil
     cdef int _complete_pass(self, int64_t worker) except -1 nogil
     cdef int _schedule_arrival(self, double at_ms, int64_t request) except -1 nogil
     cdef Arrival _pop_arrival(self) noexcept nogil

@@ -70,18 +70,28 @@ cdef struct ScheduledItem:
 
 
 cdef struct PassRecord:
-    # What the engine's telemetry says about a pass (engine-and-replay.md 2.7), and the state it leaves.
-    LengthSums prefill_prompts
+    # What the engine's telemetry says about a pass (engine-and-replay.md 2.7), and the state it leaves. Eight bytes
+    # a field: replay rows are read as numpy records.
+    int64_t num_prefill_requests
     int64_t sum_prefill_tokens
     int64_t sum_prefill_kv_tokens
-    LengthSums decode_kv
-    LengthSums queued_prefill
-    LengthSums queued_decode
+    double var_prefill_length
+    int64_t num_decode_requests
+    int64_t sum_decode_kv_tokens
+    double var_decode_kv_tokens
+    int64_t num_queued_prefill
+    int64_t sum_queued_prefill_tokens
+    double var_queued_prefill_length
+    int64_t num_queued_decode
+    int64_t sum_queued_decode_kv_tokens
+    double var_queued_decode_kv_tokens
+    int64_t committed_prefill_tokens    # scheduled tokens of every request that still computed prompt
     int64_t num_preempted
     int64_t num_running
     int64_t num_waiting
     int64_t active_blocks
-    int64_t cached_free_blocks
+    int64_t free_blocks                 # published ones included
+    int64_t published_free_blocks
 
 
 cdef class Scheduler:
@@ -129,6 +139,3 @@ cdef class Scheduler:
     cdef int64_t _dequeue(self) noexcept nogil
     cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil
     cdef void _count_queued(self, int64_t request, int sign) noexcept nogil
-
-
-cdef double variance(const LengthSums* sums) noexcept nogil

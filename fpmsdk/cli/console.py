@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -47,29 +47,31 @@ def show(document: dict[str, Any], as_json: bool, *tables: Table | str) -> None:
         return
     console = Console()
     for table in tables:
-        console.print(table, highlight=False)
+        if isinstance(table, str):
+            typer.echo(table)
+        else:
+            console.print(table)
 
 
 @contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """A bar on stderr for work that turns out to take more than a second; none when stderr is not a terminal.
 
-    Yields a function to call with the number of steps done since its last call.
+    Yields a function to call with the number of steps done since its last call; without `total` the bar only
+    says that the work goes on.
     """
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True)
     task = bar.add_task(description, total=total)
-    started = time.monotonic()
-
-    def advance(steps: int) -> None:
-        bar.update(task, advance=steps)
-        if console.is_terminal and not bar.live.is_started and time.monotonic() - started > 1.0:
-            bar.start()
-
+    start = threading.Timer(1.0, bar.start if console.is_terminal else lambda: None)
+    start.start()
     try:
-        yield advance
+        yield lambda steps: bar.update(task, advance=steps)
     finally:
-        bar.stop()
+        start.cancel()
+        start.join()
+        if bar.live.is_started:
+            bar.stop()
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -96,9 +96,7 @@ def _data_roots() -> dict[str, str]:
         if found is None:
             roots[distribution] = "not installed"
         else:
-            roots[distribution] = (
-                str(systems) if systems is not None and systems.is_dir() else "holds no systems"
-            )
+            roots[distribution] = str(systems) if systems is not None and systems.is_dir() else "holds no systems"
     return roots
 
 
@@ -116,28 +114,31 @@ def _extensions() -> dict[str, str]:
 
 
 def _timing() -> dict[str, float]:
-    """Microseconds of each call on this machine, best of several rounds over the sample telemetry."""
+    """Microseconds of each call on this machine, over the sample telemetry."""
     import msgspec
 
-    from fpmsdk import ForwardPassPerfModel, FpmBatch, sample
+    from fpmsdk import ForwardPassPerfModel, FpmBatch, replay_trace, sample
     from fpmsdk.metrics import decode_frame
 
     frames = sample.eval_frames()[:1000]
     batch = FpmBatch.from_frames(frames)
     dicts = [msgspec.to_builtins(decode_frame(frame)) for frame in frames]
-    model = ForwardPassPerfModel.best_available(sample.MODEL | {"estimation_mode": "fpm_regression"})
+    model = ForwardPassPerfModel.best_available(sample.MODEL)
     model.tune_with_fpms(batch)
     each = 1e6 / len(frames)
 
     def estimate(iterations: list[Any]) -> Callable[[], object]:
         return lambda: [model.estimate_forward_pass_time_ms(iteration) for iteration in iterations]
 
+    run = sample.eval_run()
+    replay = replay_trace(run.trace, launch=sample.launch(run), timing=model)
     return {
         "estimate from a dict, us": _best(estimate(dicts)) * each,
         "estimate from a frame, us": _best(estimate(frames)) * each,
         "estimate in a batch, us": _best(lambda: model.estimate_many(batch)) * each,
         "tune in a batch, us": _best(lambda: model.tune_with_fpms(batch)) * each,
         "diagnostics, us": _best(model.diagnostics) * 1e6,
+        "replay of a pass, us": replay.summary["wall_time_ms"] * 1e3 / len(replay.passes),
     }
 
 

@@ -10,37 +10,31 @@ from fpmsdk.cli.inputs import (
     AttentionDpOption,
     ConfigOption,
     WorkerTypeOption,
-    build_model,
-    read_iterations,
     read_json,
+    tuned_model,
 )
 
 
 def estimate(
     fpm: Annotated[
         Path,
-        typer.Argument(
-            help="Forward-pass metrics (JSON): an object, or a list with one per rank; - is stdin."
-        ),
+        typer.Argument(help="Forward-pass metrics (JSON): an object, or a list with one per rank; - is stdin."),
     ],
     frames: Annotated[
         list[Path] | None, typer.Option("--frames", help="Telemetry to tune on before; may be repeated.")
     ] = None,
     *,
     config: ConfigOption = None,
-    worker_type: WorkerTypeOption = "aggregated",
-    attention_dp: AttentionDpOption = 1,
+    worker_type: WorkerTypeOption = None,
+    attention_dp: AttentionDpOption = None,
     json: JsonOption = False,
 ) -> None:
     """Estimate the latency of one iteration in ms.
 
     Exits with 1 when the model is not ready for such an iteration.
     """
-    model = build_model(config, worker_type, attention_dp)
     iteration = read_json(fpm, "the forward-pass metrics")
-    model.tune_with_fpms(
-        read_iterations(frames or [], model.diagnostics()["provenance"]["config"]["attention_dp"])
-    )
+    model = tuned_model(frames or [], config, worker_type, attention_dp)
     document = model.estimate_forward_pass_detailed(iteration)
     latency_ms = document["latency_ms"]
     if latency_ms is None:

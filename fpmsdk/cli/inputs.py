@@ -20,10 +20,10 @@ ConfigOption = Annotated[
     typer.Option("--config", help="Canonical model configuration (JSON). Without it: a regression for vLLM."),
 ]
 WorkerTypeOption = Annotated[
-    str, typer.Option("--worker-type", help="Role of the worker, when no --config is given.")
+    str | None, typer.Option("--worker-type", help="Role of the worker without --config; aggregated by default.")
 ]
 AttentionDpOption = Annotated[
-    int, typer.Option("--attention-dp", min=1, help="Attention-DP ranks, when no --config is given.")
+    int | None, typer.Option("--attention-dp", help="Attention-DP ranks without --config; 1 by default.")
 ]
 
 
@@ -44,31 +44,44 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     return document
 
 
-def build_model(config: Path | None, worker_type: str, attention_dp: int) -> ForwardPassPerfModel:
+def build_model(config: Path | None, worker_type: str | None, attention_dp: int | None) -> ForwardPassPerfModel:
     """The model of a configuration file, or a regression that needs no data."""
     from fpmsdk import ForwardPassPerfModel
 
-    if config is not None:
-        return ForwardPassPerfModel.best_available(read_object(config, "the model configuration"))
-    return ForwardPassPerfModel.best_available(
-        {
-            "model": "unnamed",
-            "system": "unprofiled",
-            "backend": "vllm",
-            "worker_type": worker_type,
-            "attention_dp": attention_dp,
-            "estimation_mode": "fpm_regression",
-        }
-    )
+    if config is None:
+        return ForwardPassPerfModel.best_available(
+            {
+                "model": "unnamed",
+                "system": "unprofiled",
+                "backend": "vllm",
+                "worker_type": "aggregated" if worker_type is None else worker_type,
+                "attention_dp": 1 if attention_dp is None else attention_dp,
+                "estimation_mode": "fpm_regression",
+            }
+        )
+    if worker_type is not None or attention_dp is not None:
+        raise ConfigError("--worker-type and --attention-dp are part of the --config file; give them there")
+    return ForwardPassPerfModel.best_available(read_object(config, "the model configuration"))
 
 
-def read_iterations(paths: Sequence[Path], attention_dp: int) -> list[Any]:
+def tuned_model(
+    frames: Sequence[Path], config: Path | None, worker_type: str | None, attention_dp: int | None
+) -> ForwardPassPerfModel:
+    """The model of `build_model`, tuned on recorded streams."""
+    from fpmsdk import FpmBatch
+
+    model = build_model(config, worker_type, attention_dp)
+    model.tune_with_fpms(FpmBatch.from_frames(read_iterations(frames, model)))
+    return model
+
+
+def read_iterations(paths: Sequence[Path], model: ForwardPassPerfModel) -> list[Any]:
     """Iterations of recorded streams, one stream after the other.
 
     Parameters
     ----------
     paths: frame files (.bin) or recorder files (.jsonl), each possibly with .gz.
-    attention_dp: ranks that report each iteration.
+    model: says how many attention-DP ranks report each iteration.
 
     Returns
     -------
@@ -76,6 +89,7 @@ def read_iterations(paths: Sequence[Path], attention_dp: int) -> list[Any]:
     """
     from fpmsdk.metrics import FpmStream, group_ranks, read_frames
 
+    attention_dp = model.diagnostics()["provenance"]["config"]["attention_dp"]
     iterations: list[Any] = []
     for path in paths:
         ending = Path(path.name.removesuffix(".gz")).suffix

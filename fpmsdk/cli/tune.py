@@ -20,8 +20,8 @@ def tune(
     frames: Annotated[list[Path], typer.Argument(help="Telemetry: .bin or .jsonl, possibly with .gz.")],
     *,
     config: ConfigOption = None,
-    worker_type: WorkerTypeOption = "aggregated",
-    attention_dp: AttentionDpOption = 1,
+    worker_type: WorkerTypeOption = None,
+    attention_dp: AttentionDpOption = None,
     json: JsonOption = False,
 ) -> None:
     """Predict each recorded iteration, then tune on it; report the error by kind and what was learned.
@@ -32,13 +32,12 @@ def tune(
     from fpmsdk.perfmodel.accuracy import error_by_kind, predict_then_tune
 
     model = build_model(config, worker_type, attention_dp)
-    provenance = model.diagnostics()["provenance"]
-    iterations = read_iterations(frames, provenance["config"]["attention_dp"])
+    iterations = read_iterations(frames, model)
     batch = FpmBatch.from_frames(iterations)
     with progress("tuning", len(iterations)) as advance:
         predicted_ms = predict_then_tune(model, iterations, advance=advance)
     diagnostics = model.diagnostics()
-    document = {
+    document: dict[str, Any] = {
         "iterations": len(iterations),
         "skipped": model.skipped_iterations(),
         "error": error_by_kind(predicted_ms, batch),

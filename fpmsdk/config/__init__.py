@@ -3,10 +3,14 @@
 Imports nothing heavy; performance data, profiles and learned files are opened elsewhere.
 """
 
-from fpmsdk.config.legacy import ForwardPassPerfOptions
-from fpmsdk.config.model import ForwardPassPerfModelConfig
+from typing import TYPE_CHECKING, Any
+
 from fpmsdk.config.normalize import check_config, normalize_config, normalize_request, request_document
 from fpmsdk.config.systems import packaged_systems_root, resolve_systems_paths
+
+if TYPE_CHECKING:
+    from fpmsdk.config.legacy import ForwardPassPerfOptions
+    from fpmsdk.config.model import ForwardPassPerfModelConfig
 
 __all__ = [
     "ForwardPassPerfModelConfig",
@@ -18,3 +22,15 @@ __all__ = [
     "request_document",
     "resolve_systems_paths",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Clients that configure with plain mappings never pay for the classes.
+    from importlib import import_module
+
+    home = {"ForwardPassPerfModelConfig": "model", "ForwardPassPerfOptions": "legacy"}.get(name)
+    if home is None:
+        raise AttributeError(f"module 'fpmsdk.config' has no attribute {name!r}")
+    value = getattr(import_module(f"fpmsdk.config.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,14 +1,21 @@
-"""Strict reading of JSON text into plain values that still show a key given twice.
+"""Strict reading of JSON text: no repeated keys, no numbers that JSON cannot carry.
 
-It knows nothing of any document; the schema walker reports what it finds with a path.
+It knows nothing of any document; faults carry the dotted path of the object they are in.
 """
 
-import json
 import math
 from typing import Any
 
 
-class RepeatedKeys(dict[str, Any]):
+class JsonFault(ValueError):
+    """The text is no JSON document; `path` is empty unless a key is repeated inside some object."""
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason)
+        self.path = path
+
+
+class _RepeatedKeys(dict[str, Any]):
     """An object in which some key was written more than once; `pairs` keeps all of them in order."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
@@ -19,34 +26,54 @@ class RepeatedKeys(dict[str, Any]):
 def read_json(text: str) -> Any:
     """Return the value of `text`.
 
-    Raises `ValueError` for malformed text, `NaN` or `Infinity` literals and numbers beyond float64.
+    Raises: `JsonFault` for malformed text, a key given twice, `NaN` or `Infinity` literals and numbers beyond
+    float64.
 
     >>> read_json('{"tp": 2}')
     {'tp': 2}
-    >>> read_json('{"tp": 1e999}')
+    >>> read_json('{"tp": 2, "tp": 2}')
     Traceback (most recent call last):
         ...
-    ValueError: number out of range: 1e999
+    fpmsdk.config.jsontext.JsonFault: duplicate field `tp`
     """
+    import json  # most configurations come as mappings
+
     try:
-        return json.loads(
-            text, object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_refuse_constant
-        )
+        value = json.loads(text, object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_refuse_constant)
+        _refuse_repeated(value, "")
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise JsonFault("nested too deeply") from None
+    except JsonFault:
+        raise
+    except ValueError as fault:
+        raise JsonFault(str(fault)) from None
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
-    return fields if len(fields) == len(pairs) else RepeatedKeys(pairs)
+    return fields if len(fields) == len(pairs) else _RepeatedKeys(pairs)
+
+
+def _refuse_repeated(value: Any, path: str) -> None:
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_repeated(item, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        seen = set()
+        for key, item in value.pairs if isinstance(value, _RepeatedKeys) else value.items():
+            if key in seen:
+                raise JsonFault(f"duplicate field `{key}`", path)
+            seen.add(key)
+            _refuse_repeated(item, f"{path}.{key}" if path else key)
 
 
 def _finite_float(literal: str) -> float:
     value = float(literal)
     if math.isinf(value):
-        raise ValueError(f"number out of range: {literal}")
+        raise JsonFault(f"number out of range: {literal}")
     return value
 
 
 def _refuse_constant(literal: str) -> float:
-    raise ValueError(f"{literal} is not a JSON number")
+    raise JsonFault(f"{literal} is not a JSON number")

@@ -25,7 +25,8 @@ from fpmsdk.config.schema import (
     Text,
     Weight,
 )
-from fpmsdk.config.validate import validate, validate_estimator
+from fpmsdk.config.validate import validate
+from fpmsdk.config.validate_estimator import validate_estimator
 from fpmsdk.errors import ConfigError
 
 
@@ -168,16 +169,12 @@ def _check_parquet(engine: Mapping[str, Any]) -> None:
     if parquet == "":
         raise ConfigError("invalid engine config: fpm_parquet_path must not be empty", "fpm_parquet_path")
     if parquet is not None and engine["forward_model"] != "fpm":
-        raise ConfigError(
-            "invalid engine config: fpm_parquet_path needs forward_model fpm", "fpm_parquet_path"
-        )
+        raise ConfigError("invalid engine config: fpm_parquet_path needs forward_model fpm", "fpm_parquet_path")
 
 
 def _estimation_mode(forward_model: str | None) -> str:
     if forward_model not in (None, "op_level", "fpm"):
-        raise ConfigError(
-            f"unknown legacy forward_model {forward_model!r}, expected op_level or fpm", "forward_model"
-        )
+        raise ConfigError(f"unknown legacy forward_model {forward_model!r}, expected op_level or fpm", "forward_model")
     return "fpm_interpolation" if forward_model == "fpm" else "op_level"
 
 

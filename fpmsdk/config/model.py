@@ -111,6 +111,4 @@ class ForwardPassPerfModelConfig:
         canonical = migrate_legacy_config(config, worker_type, options, allow_regression=allow_regression)
         paths = tuple(canonical.pop("systems_paths"))
         policy = canonical.pop("transfer_policy")
-        return cls(
-            **canonical, systems_paths=paths, transfer_policy=None if policy is None else tuple(policy)
-        )
+        return cls(**canonical, systems_paths=paths, transfer_policy=None if policy is None else tuple(policy))

@@ -8,17 +8,19 @@ Source: fpm-model.md section 3.3.
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fpmsdk.config.estimator import SPLINE
 from fpmsdk.config.fields import CONFIG
-from fpmsdk.config.model import ForwardPassPerfModelConfig
 from fpmsdk.config.parse import parse_document, parse_text
 from fpmsdk.config.request import expand_request, resolve_request
 from fpmsdk.config.validate import validate
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 
-ConfigInput = ForwardPassPerfModelConfig | Mapping[str, Any] | str
+if TYPE_CHECKING:
+    from fpmsdk.config.model import ForwardPassPerfModelConfig
+
+ConfigInput: TypeAlias = "ForwardPassPerfModelConfig | Mapping[str, Any] | str"
 
 
 def normalize_config(config: ConfigInput) -> dict[str, Any]:
@@ -53,10 +55,11 @@ def check_config(config: ConfigInput) -> dict[str, Any]:
     `auto`, and non-finite feature weights are floats: use it to read fields, `normalize_config` to store or
     send them.
     """
-    if isinstance(config, ForwardPassPerfModelConfig):
-        document: Any = expand_request(config.document())
-    else:
-        document = parse_text(config) if isinstance(config, str) else config
+    document: Any = config
+    if isinstance(config, str):
+        document = parse_text(config)
+    elif hasattr(config, "document"):
+        document = expand_request(config.document())
     parsed = parse_document(document)
     validate(parsed)
     return parsed
@@ -84,9 +87,12 @@ def request_document(config: ConfigInput) -> Any:
     >>> request_document({"systems_paths": ("/", "/."), "transfer_policy": "balanced"})
     {'systems_paths': ['/'], 'transfer_policy': ['xquant', 'xshape']}
     """
-    if isinstance(config, ForwardPassPerfModelConfig):
+    if isinstance(config, str):
+        document = parse_text(config)
+    elif isinstance(config, Mapping) or not hasattr(config, "to_dict"):
+        document = config
+    else:  # a ForwardPassPerfModelConfig; its class need not be loaded to see that
         return config.to_dict()
-    document = parse_text(config) if isinstance(config, str) else config
     return resolve_request(document) if isinstance(document, Mapping) else document
 
 

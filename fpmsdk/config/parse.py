@@ -5,17 +5,17 @@ from typing import Any
 
 from fpmsdk.config.estimator import contextual_defaults
 from fpmsdk.config.fields import CONFIG
-from fpmsdk.config.jsontext import read_json
+from fpmsdk.config.jsontext import JsonFault, read_json
 from fpmsdk.config.schema import SchemaFault
 from fpmsdk.errors import ConfigError
 
 
 def parse_text(text: str) -> Any:
-    """Return the JSON value of a configuration text; repeated keys stay visible to `parse_document`."""
+    """Return the JSON value of a configuration text, or raise `ConfigError`."""
     try:
         return read_json(text)
-    except ValueError as fault:
-        raise ConfigError(f"invalid forward-pass config: {fault}") from None
+    except JsonFault as fault:
+        raise _config_error(fault.path, str(fault)) from None
 
 
 def parse_document(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,8 +33,11 @@ def parse_document(document: Mapping[str, Any]) -> dict[str, Any]:
         written = document.get("estimator_config", {})
         return CONFIG.read({**document, "estimator_config": _laid_over(defaults, written)})
     except SchemaFault as fault:
-        at = f"{fault.path}: " if fault.path else ""
-        raise ConfigError(f"invalid forward-pass config at {at}{fault.reason}", fault.path) from None
+        raise _config_error(fault.path, fault.reason) from None
+
+
+def _config_error(path: str, reason: str) -> ConfigError:
+    return ConfigError(f"invalid forward-pass config at {path}{': ' if path else ''}{reason}", path)
 
 
 def _laid_over(defaults: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:

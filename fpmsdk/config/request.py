@@ -38,9 +38,7 @@ def resolve_request(document: Mapping[str, Any]) -> dict[str, Any]:
     mode = document.get("estimation_mode", document.get("forward_model"))
     if not isinstance(entries, (list, tuple)):
         return resolved
-    resolved["systems_paths"] = (
-        resolve_systems_paths(entries) if entries or mode not in MODES_WITHOUT_DATA else []
-    )
+    resolved["systems_paths"] = resolve_systems_paths(entries) if entries or mode not in MODES_WITHOUT_DATA else []
     return resolved
 
 

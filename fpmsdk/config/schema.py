@@ -5,11 +5,9 @@ Every fault carries the dotted path of the value as it was written.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, ClassVar, NoReturn, Protocol
-
-from fpmsdk.config.jsontext import RepeatedKeys
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
@@ -38,6 +36,8 @@ def describe(value: Any) -> str:
     """Name a JSON value for an error text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "boolean true", False: "boolean false"}[value]
+    if isinstance(value, int) and abs(value) > U64_MAX:
+        return "an integer beyond 64 bits"
     for kind, name in ((int, "integer"), (float, "number"), (str, "string")):
         if isinstance(value, kind):
             return f"{name} {value!r}"
@@ -81,11 +81,11 @@ class Flag(_Scalar):
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class Count(_Scalar):
     """An unsigned integer up to `maximum`; neither floats nor booleans count."""
 
-    maximum: int = U64_MAX
+    def __init__(self, maximum: int = U64_MAX) -> None:
+        self.maximum = maximum
 
     def read(self, value: Any, path: str) -> int:
         """Return the integer."""
@@ -94,11 +94,11 @@ class Count(_Scalar):
         return int(value)
 
 
-@dataclass(frozen=True, slots=True)
 class Number(_Scalar):
     """A number, finite unless the rules of its document say so themselves; integers are stored as floats."""
 
-    finite: bool = True
+    def __init__(self, finite: bool = True) -> None:
+        self.finite = finite
 
     def read(self, value: Any, path: str) -> float:
         """Return the float."""
@@ -138,12 +138,12 @@ def weight_name(value: float) -> str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-@dataclass(frozen=True, slots=True)
 class Choice(_Scalar):
     """One of a closed list of names; an alias is stored as the name it stands for."""
 
-    names: tuple[str, ...]
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    def __init__(self, names: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> None:
+        self.names = names
+        self.aliases = aliases or {}
 
     def read(self, value: Any, path: str) -> str:
         """Return the canonical name."""
@@ -151,17 +151,15 @@ class Choice(_Scalar):
             _mismatch(path, _one_of(self.names), value)
         name = self.aliases.get(value, value)
         if name not in self.names:
-            raise SchemaFault(
-                path, f"unknown name {value!r}, expected {_one_of((*self.names, *self.aliases))}"
-            )
+            raise SchemaFault(path, f"unknown name {value!r}, expected {_one_of((*self.names, *self.aliases))}")
         return str.__str__(name)
 
 
-@dataclass(frozen=True, slots=True)
 class Nullable:
     """Another kind, or null."""
 
-    kind: Kind
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
 
     def read(self, value: Any, path: str) -> Any:
         """Return None for null, else what the inner kind returns."""
@@ -172,12 +170,12 @@ class Nullable:
         return None if value is None else self.kind.write(value)
 
 
-@dataclass(frozen=True, slots=True)
 class ListOf:
     """An array of one kind, of any length or of exactly `length`."""
 
-    item: Kind
-    length: int | None = None
+    def __init__(self, item: Kind, length: int | None = None) -> None:
+        self.item = item
+        self.length = length
 
     def read(self, value: Any, path: str) -> list[Any]:
         """Return the list of stored items."""
@@ -199,14 +197,9 @@ class Anything(_Scalar):
     """Any JSON value, copied."""
 
     def read(self, value: Any, path: str) -> Any:
-        """Return a deep copy in plain dicts and lists; repeated keys are faults at any depth."""
+        """Return a deep copy in plain dicts and lists."""
         if isinstance(value, Mapping):
-            copy: dict[str, Any] = {}
-            for key, item in entries(value, path):
-                if key in copy:
-                    raise SchemaFault(path, f"duplicate field `{key}`")
-                copy[key] = self.read(item, join(path, key))
-            return copy
+            return {key: self.read(item, join(path, key)) for key, item in _items(value, path)}
         if isinstance(value, (list, tuple)):
             return [self.read(item, f"{path}[{index}]") for index, item in enumerate(value)]
         if isinstance(value, float):
@@ -230,7 +223,6 @@ class FreeObject(_Scalar):
 _REQUIRED = object()
 
 
-@dataclass(frozen=True, slots=True)
 class Field:
     """One named field of a record.
 
@@ -238,11 +230,19 @@ class Field:
     `omit_default` keeps the field out of the output while it equals its default.
     """
 
-    name: str
-    kind: Kind
-    default: Any = _REQUIRED
-    alias: str | None = None
-    omit_default: bool = False
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        default: Any = _REQUIRED,
+        alias: str | None = None,
+        omit_default: bool = False,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.default = default
+        self.alias = alias
+        self.omit_default = omit_default
 
     @property
     def required(self) -> bool:
@@ -277,7 +277,8 @@ class Record:
         if not isinstance(value, Mapping):
             _mismatch(path, "an object", value)
         given: dict[str, Any] = {}
-        for key, item in sorted(entries(value, path)) if self.sort_keys else entries(value, path):
+        items = _items(value, path)
+        for key, item in sorted(items, key=itemgetter(0)) if self.sort_keys else items:
             known = self._by_key.get(key)
             if known is None:
                 if self.open:
@@ -290,8 +291,7 @@ class Record:
             if known.required and known.name not in given:
                 raise SchemaFault(path, f"missing field `{known.name}`")
         return {
-            known.name: given[known.name] if known.name in given else known.default_value()
-            for known in self.fields
+            known.name: given[known.name] if known.name in given else known.default_value() for known in self.fields
         }
 
     def write(self, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,12 +333,11 @@ class Tagged:
         return {self.tag: name, **self.variants[name].write(value)}
 
 
-def entries(value: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of an object as written, those of a repeated key included."""
-    for key, item in value.pairs if isinstance(value, RepeatedKeys) else value.items():
+def _items(value: Mapping[Any, Any], path: str) -> list[tuple[str, Any]]:
+    for key in value:
         if not isinstance(key, str):
             raise SchemaFault(path, f"expected field names to be strings, found {describe(key)}")
-        yield key, item
+    return list(value.items())
 
 
 def join(path: str, key: str) -> str:

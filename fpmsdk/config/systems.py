@@ -5,17 +5,16 @@ Only names are resolved here; what is inside a root is read elsewhere.
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from fpmsdk.errors import SystemsPathError
 
 ENVIRONMENT = ("FPMSDK_SYSTEMS_PATH", "AICONFIGURATOR_SYSTEMS_PATH")
-PACKAGED_ROOT = Path(__file__).resolve().parent.parent / "systems"
+PACKAGED_ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "systems")
 
 
 def packaged_systems_root() -> str | None:
     """Return the data root shipped inside the package, or None when this build ships none."""
-    return str(PACKAGED_ROOT) if PACKAGED_ROOT.is_dir() else None
+    return os.fspath(PACKAGED_ROOT) if os.path.isdir(PACKAGED_ROOT) else None
 
 
 def resolve_systems_paths(entries: Sequence[object] = ()) -> list[str]:
@@ -42,9 +41,7 @@ def _configured() -> list[str]:
 
 def _resolve(entry: object) -> str:
     if not isinstance(entry, str) or not entry:
-        raise SystemsPathError(
-            f"systems_paths entries must be non-empty strings, found {entry!r}", "systems_paths"
-        )
+        raise SystemsPathError(f"systems_paths entries must be non-empty strings, found {entry!r}", "systems_paths")
     if entry.lower() == "default":
         root = packaged_systems_root()
         if root is None:

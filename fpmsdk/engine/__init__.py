@@ -1,1 +1,1 @@
-"""The simulated engine: how one is launched, and whether its scheduler decides as the recorded real one did."""
+"""The simulated engine: how one is launched, and whether it schedules as the recorded real one did."""

@@ -2,7 +2,8 @@
 
     python -m fpmsdk.engine.conformance FILE...
 
-prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only when D is 0.
+prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only when
+D is 0.
 Not a replay: no time passes, the engine is stepped as the recording says. Source: vllm-facts.md 1 to 3.
 """
 
@@ -94,8 +95,8 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
                 "preempted": sorted(names[index] for index in decided["preempted"]),
                 "finished": sorted(names[index] for index in finished),
                 "free_blocks": decided["free_blocks"],
-                "running": decided["running"],
-                "waiting": decided["waiting"],
+                "running": decided["num_running"],
+                "waiting": decided["num_waiting"],
             }
             seen.update(decided["reused"])
             finished = scheduler.complete_pass()[1]

@@ -11,8 +11,8 @@ from os import PathLike
 from typing import Any, Self
 
 from fpmsdk.config import ForwardPassPerfModelConfig, check_config, request_document
-from fpmsdk.config.jsontext import read_json
-from fpmsdk.config.schema import SchemaFault
+from fpmsdk.config.jsontext import JsonFault, read_json
+from fpmsdk.config.schema import SchemaFault, describe
 from fpmsdk.engine.launch_fields import BLOCK_SIZES, LAUNCH
 from fpmsdk.engine.launch_flat import canonical_form, derived_from_timing, native_timing_config
 from fpmsdk.engine.launch_rules import validate_launch
@@ -158,9 +158,7 @@ class EngineLaunchConfig:
         ['tensor_parallel_size conflicts with canonical tp']
         """
         checked = check_config(config)
-        document = (
-            launch_args.to_dict() if isinstance(launch_args, EngineLaunchConfig) else _document(launch_args)
-        )
+        document = launch_args.to_dict() if isinstance(launch_args, EngineLaunchConfig) else _document(launch_args)
         flat = "engine" not in document
         canonical = canonical_form(document) if flat else document
         if isinstance(engine := canonical["engine"], Mapping):
@@ -211,11 +209,16 @@ def config_engine_launch_mismatches(
 def _document(launch: Mapping[str, Any] | str) -> Mapping[str, Any]:
     try:
         document = read_json(launch) if isinstance(launch, str) else launch
-    except ValueError as fault:
-        raise LaunchConfigError(f"invalid engine launch config: {fault}") from None
+    except JsonFault as fault:
+        raise _launch_error(fault.path, str(fault)) from None
     if not isinstance(document, Mapping):
-        raise LaunchConfigError("invalid engine launch config: expected an object")
+        raise _launch_error("", f"expected an object, found {describe(document)}")
     return document
+
+
+def _launch_error(path: str, reason: str) -> LaunchConfigError:
+    at = f"{path}: " if path else ""
+    return LaunchConfigError(f"invalid engine launch config: {at}{reason}", path)
 
 
 def _parse(document: Mapping[str, Any], written_at: str = "") -> dict[str, Any]:
@@ -223,9 +226,7 @@ def _parse(document: Mapping[str, Any], written_at: str = "") -> dict[str, Any]:
     try:
         parsed = LAUNCH.read(document)
     except SchemaFault as fault:
-        path = fault.path.removeprefix(written_at)
-        at = f"{path}: " if path else ""
-        raise LaunchConfigError(f"invalid engine launch config: {at}{fault.reason}", path) from None
+        raise _launch_error(fault.path.removeprefix(written_at), fault.reason) from None
     engine = parsed["engine"]
     if engine["block_size"] is None:
         engine["block_size"] = BLOCK_SIZES[engine["backend"]]

@@ -31,9 +31,7 @@ TIMING_MODEL = Tagged(
     {
         "polynomial": Record(open=True),
         "fixed": Record(Field("prefill_ms", RATE), Field("decode_ms", RATE), sort_keys=False, open=True),
-        "external": Record(
-            Field("provider", Text()), Field("config", Anything(), None), sort_keys=False, open=True
-        ),
+        "external": Record(Field("provider", Text()), Field("config", Anything(), None), sort_keys=False, open=True),
     },
 )
 

@@ -7,7 +7,7 @@ Source: engine-and-replay.md sections 1.2 and 1.4.
 from collections.abc import Mapping
 from typing import Any
 
-from fpmsdk.config.jsontext import RepeatedKeys
+from fpmsdk.config.schema import describe
 from fpmsdk.engine.launch_fields import LAUNCH, NATIVE_PROVIDERS
 from fpmsdk.errors import LaunchConfigError
 
@@ -30,8 +30,6 @@ def canonical_form(flat: Mapping[str, Any]) -> dict[str, Any]:
     >>> canonical_form({"engine_type": "VLLM", "dp_size": 2, "is_decode": True, "block_size": 0})
     {'engine': {'backend': 'vllm', 'worker_type': 'decode'}, 'dp_size': 2}
     """
-    if isinstance(flat, RepeatedKeys):
-        raise LaunchConfigError("invalid engine launch config: a field is given more than once")
     engine = dict(flat)
     launch = {name: engine.pop(name) for name in LAUNCH_KEYS if name in engine}
     for alias, name in ALIASES.items():
@@ -49,9 +47,10 @@ def canonical_form(flat: Mapping[str, Any]) -> dict[str, Any]:
             engine[name] = engine[name].lower()
     _role(engine)
     _timing(engine)
-    for name, omitted in (("num_gpu_blocks", None), ("block_size", 0)):
-        if name in engine and engine[name] is omitted:
-            del engine[name]
+    if engine.get("num_gpu_blocks", 1) is None:
+        del engine["num_gpu_blocks"]
+    if engine.get("block_size") == 0:
+        del engine["block_size"]
     return {"engine": engine, **launch}
 
 
@@ -70,13 +69,24 @@ def derived_from_timing(launch: Mapping[str, Any], config: Mapping[str, Any]) ->
     return derived
 
 
-def native_timing_config(launch: Mapping[str, Any]) -> Any:
-    """Return the forward-pass configuration of a native external timing model, or None for other models."""
+def native_timing_config(launch: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the forward-pass configuration of a native external timing model, or None for other models.
+
+    Raises: `LaunchConfigError` for a configuration that is not an object.
+    """
     engine = launch["engine"]
     timing = engine.get("timing_model") if isinstance(engine, Mapping) else None
     if not isinstance(timing, Mapping) or timing.get("type") != "external":
         return None
-    return timing.get("config", {}) if timing.get("provider") in NATIVE_PROVIDERS else None
+    if timing.get("provider") not in NATIVE_PROVIDERS:
+        return None
+    config = timing.get("config")
+    if not isinstance(config, Mapping):
+        raise LaunchConfigError(
+            f"timing_model config must be a forward-pass configuration, found {describe(config)}",
+            "engine.timing_model",
+        )
+    return config
 
 
 def _agree(engine: dict[str, Any], name: str, value: Any) -> None:

@@ -29,11 +29,7 @@ def validate_launch(launch: dict[str, Any]) -> None:
     _sglang(engine)
     _kv_bytes(engine)
     _kv_groups(engine)
-    _require(
-        _is_nonnegative(engine["kv_transfer_bandwidth"]),
-        "kv_transfer_bandwidth must be finite and non-negative",
-        "engine.kv_transfer_bandwidth",
-    )
+    _kv_transfer(engine)
     _timing(engine["timing_model"])
     _launch_inputs(launch)
 
@@ -189,6 +185,16 @@ def _kv_bytes(engine: dict[str, Any]) -> None:
     )
     for name in ("kv_transfer_bytes_per_token", "kv_cache_bytes_per_token"):
         _require(engine[name] != 0, f"{name} must be positive", f"engine.{name}")
+
+
+def _kv_transfer(engine: dict[str, Any]) -> None:
+    bandwidth, path = engine["kv_transfer_bandwidth"], "engine.kv_transfer_bandwidth"
+    _require(_is_nonnegative(bandwidth), "kv_transfer_bandwidth must be finite and non-negative", path)
+    _require(
+        not bandwidth or engine["worker_type"] != "prefill" or engine["kv_transfer_bytes_per_token"] is not None,
+        "kv_transfer_bandwidth of worker_type prefill needs kv_transfer_bytes_per_token",
+        path,
+    )
 
 
 def _kv_groups(engine: dict[str, Any]) -> None:

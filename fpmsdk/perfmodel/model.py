@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk._ext.regression import LinearRegression
-from fpmsdk.config import ForwardPassPerfModelConfig, normalize_request
+from fpmsdk.config import normalize_request
 from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
 from fpmsdk.perfmodel import readiness
 from fpmsdk.perfmodel.select import Selection, select
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fpmsdk._ext.pricing import FpmTiming
+    from fpmsdk.config import ForwardPassPerfModelConfig
 
 Metrics = Any  # a rank (dict, object with its fields, encoded frame) or a list of the ranks of one iteration
 
@@ -78,7 +79,7 @@ class ForwardPassPerfModel:
     @classmethod
     def best_available(
         cls,
-        config: ForwardPassPerfModelConfig | Mapping[str, Any] | None = None,
+        config: "ForwardPassPerfModelConfig | Mapping[str, Any] | None" = None,
         *,
         state_snapshot: Any = None,
     ) -> Self:
@@ -102,18 +103,18 @@ class ForwardPassPerfModel:
         return cls(select(normalize_request(config)))
 
     @staticmethod
-    def normalize_config(config: ForwardPassPerfModelConfig | Mapping[str, Any]) -> dict[str, Any]:
+    def normalize_config(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
         """The canonical form of a configuration, validated, without building a model."""
         return normalize_request(config)
 
     @staticmethod
-    def learned_identity(config: ForwardPassPerfModelConfig | Mapping[str, Any]) -> NoReturn:
+    def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> NoReturn:
         """Deployment identity for learned artifacts."""
         raise MissingCapabilityError("this release has no learned estimators (learned_identity)")
 
     @staticmethod
     def estimate_cache_budget(
-        config: ForwardPassPerfModelConfig | Mapping[str, Any], budget: Mapping[str, Any]
+        config: "ForwardPassPerfModelConfig | Mapping[str, Any]", budget: Mapping[str, Any]
     ) -> NoReturn:
         """KV-cache budget of a measured deployment profile."""
         raise MissingCapabilityError("this release cannot read deployment profiles (estimate_cache_budget)")

@@ -77,10 +77,7 @@ class Distribution:
         mean = float((stream * weights).sum() / total)
         # Buckets ascend with their values, so the rank is found among the values themselves.
         ends = np.cumsum(weights)
-        at = {
-            name: float(stream[np.searchsorted(ends, _rank(total, p), "right")])
-            for name, p in PERCENTILES.items()
-        }
+        at = {name: float(stream[np.searchsorted(ends, _rank(total, p), "right")]) for name, p in PERCENTILES.items()}
         return cls(
             mean=mean,
             min=float(stream[0]),

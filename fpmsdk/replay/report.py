@@ -63,7 +63,7 @@ class ReplayReport:
         `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived.
     passes: an array per column, one entry per pass; empty when passes were not recorded.
     gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
-    committed_prefill_tokens: tokens scheduled for prefill, those recomputed after a preemption included.
+    committed_prefill_tokens: tokens scheduled for prefill; None when passes were not recorded.
     clock_ms: simulated time at which the replay ended.
     wall_time_ms: real time that it took.
     num_workers, gpus_per_worker: what ran from the first to the last simulated moment.
@@ -84,7 +84,7 @@ class ReplayReport:
         passes: Columns,
         gap_ms: NDArray[np.float64],
         gap_count: NDArray[np.int64],
-        committed_prefill_tokens: int,
+        committed_prefill_tokens: int | None,
         clock_ms: float,
         wall_time_ms: float,
         num_workers: int = 1,
@@ -186,9 +186,7 @@ class ReplayReport:
             fault += f", the first, {self.request_columns['request_id'][first]}, because {reasons[first]}"
         return f"{fault}; {len(status) - rejected} were unfinished"
 
-    def _volume(
-        self, clock_ms: float, wall_time_ms: float, num_workers: int, gpus_per_worker: int
-    ) -> dict[str, Any]:
+    def _volume(self, clock_ms: float, wall_time_ms: float, num_workers: int, gpus_per_worker: int) -> dict[str, Any]:
         done = {name: column[self._completed] for name, column in self.request_columns.items()}
         inputs, outputs = int(done["prompt_tokens"].sum()), int(done["output_tokens"].sum())
         duration_ms = float(done["end_ms"].max())
@@ -256,4 +254,10 @@ def _present(values: NDArray[np.float64]) -> int:
 def _arrow(columns: Columns) -> pyarrow.Table:
     import pyarrow as pa
 
-    return pa.table({name: pa.array(column, from_pandas=True) for name, column in columns.items()})
+    # A column of names may hold nothing but None, which would leave its type open.
+    return pa.table(
+        {
+            name: pa.array(column, pa.string() if column.dtype == object else None, from_pandas=True)
+            for name, column in columns.items()
+        }
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from fpmsdk._ext.pages import PrefixKeys
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
-from fpmsdk._ext.replay import Replay
+from fpmsdk._ext.replay import Recorder, Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Scheduler, Status
 from fpmsdk.engine.launch import EngineConfig, EngineLaunchConfig
 from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError
@@ -26,7 +27,18 @@ from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
 
-_STATUS_NAMES = {Status.COMPLETED: "completed", Status.REJECTED: "rejected"}
+_RECORDED_COLUMNS = (
+    "arrival_ms",
+    "first_admit_ms",
+    "first_token_ms",
+    "second_token_ms",
+    "last_token_ms",
+    "end_ms",
+    "reused_tokens",
+    "first_reused_tokens",
+    "num_admissions",
+    "worker",
+)
 
 
 def replay_trace(
@@ -62,7 +74,7 @@ def replay_trace(
     scheduler_rules: `vllm` decides as the real scheduler, `simulator` as the peer simulator.
     mixed_pass_pricing: `composed` prices prefill and decode of one pass as one forward where the timing model
         can, `separate` prices each part for itself.
-    num_workers: identical workers behind a round robin.
+    num_workers: identical workers behind a round robin, ready from the start.
     arrival_speedup_ratio: arrivals and delays are divided by it.
     concurrency: closed loop with at most so many active sessions; None follows the trace's timestamps.
     max_sim_time_ms: no event after this simulated time.
@@ -76,7 +88,7 @@ def replay_trace(
     ------
     ConfigError: an option is out of range (`path` names it); LaunchConfigError for the launch.
     MissingCapabilityError: the launch asks for an engine that this release does not simulate.
-    RequestNeverFitsError: a running request outgrew the KV cache, names it.
+    RequestNeverFitsError: nothing can happen any more while a request waits; names it.
     TimingError: the timing model is not ready or answered with an unusable latency.
     EmptyResultError: no request completed.
 
@@ -85,79 +97,62 @@ def replay_trace(
     >>> replay_trace(trace, launch=launch).summary["mean_ttft_ms"]
     13.0
     """
-    resolved = launch if isinstance(launch, EngineLaunchConfig) else EngineLaunchConfig.from_mapping(launch or {})
-    _check_simulated(resolved.engine)
-    _check_options(locals())
+    _check_choice("scheduler_rules", scheduler_rules, ("vllm", "simulator"))
+    _check_choice("mixed_pass_pricing", mixed_pass_pricing, ("composed", "separate"))
+    _check_integer("num_workers", num_workers, 1)
+    _check_number("arrival_speedup_ratio", arrival_speedup_ratio, sys.float_info.min)
+    if concurrency is not None:
+        _check_integer("concurrency", concurrency, 1)
+    if max_sim_time_ms is not None:
+        _check_number("max_sim_time_ms", max_sim_time_ms, 0.0)
+    if not isinstance(launch, EngineLaunchConfig):
+        launch = EngineLaunchConfig.from_mapping({"engine": {}} if launch is None else launch)
+    engine = launch.engine
+    _check_simulated(engine, scheduler_rules)
+    vllm_settings = {
+        "scheduling_policy": scheduling_policy,
+        "long_prefill_token_threshold": long_prefill_token_threshold,
+        "long_prefill_token_threshold_adaptive": long_prefill_token_threshold_adaptive,
+        "vllm_version": vllm_version,
+        "watermark": watermark,
+        "scheduler_reserve_full_isl": scheduler_reserve_full_isl,
+    }
+    _check_vllm_settings(vllm_settings, engine, scheduler_rules)
+
     pricer = PassPricer(
-        as_timing_model(resolved.engine.timing_model if timing is None else timing),
+        as_timing_model(engine.timing_model if timing is None else timing),
         mixed_pass_pricing == "composed",
-        resolved.engine.speedup_ratio,
-        resolved.engine.decode_speedup_ratio,
+        engine.speedup_ratio,
+        engine.decode_speedup_ratio,
     )
     requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
-    keys = (
-        PrefixKeys(
-            trace.prompt_tokens,
-            trace.output_tokens,
-            trace.hash_offsets,
-            trace.hash_ids,
-            trace.block_tokens,
-            resolved.engine.block_size,
-        )
-        if resolved.engine.enable_prefix_caching
-        else None
-    )
-    schedulers = [
-        Scheduler(
-            requests,
-            scheduler_rules,
-            num_gpu_blocks=resolved.engine.num_gpu_blocks,
-            block_size=resolved.engine.block_size,
-            max_num_seqs=resolved.engine.max_num_seqs,
-            max_num_batched_tokens=resolved.engine.max_num_batched_tokens,
-            max_model_len=resolved.engine.max_model_len,
-            enable_chunked_prefill=resolved.engine.enable_chunked_prefill,
-            preemption_mode=resolved.engine.preemption_mode,
-            scheduling_policy=scheduling_policy,
-            keys=keys,
-            # The cadence keeps the ranks of a group in step; a lone rank has nobody to wait for.
-            prefill_schedule_interval=resolved.engine.prefill_schedule_interval if resolved.dp_size > 1 else 1,
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            long_prefill_token_threshold_adaptive=long_prefill_token_threshold_adaptive,
-            vllm_version=_version(vllm_version),
-            watermark=watermark,
-            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-        )
-        for _ in range(num_workers * resolved.dp_size)
-    ]
     replay = Replay(
-        schedulers,
+        _schedulers(trace, requests, launch, num_workers, {"scheduler_rules": scheduler_rules, **vllm_settings}),
         pricer,
-        dp_size=resolved.dp_size,
+        dp_size=launch.dp_size,
         arrival_ms=trace.arrival_ms / arrival_speedup_ratio,
         next_turn=_next_turns(trace),
         delay_ms=trace.delay_ms / arrival_speedup_ratio,
         concurrency=concurrency or 0,
-        startup_ms=(resolved.startup_time or 0.0) * 1e3,
         max_sim_time_ms=math.inf if max_sim_time_ms is None else max_sim_time_ms,
         record_passes=record_passes,
-        request_ids=trace.request_ids,
+        request_ids=trace.request_ids.tolist(),
     )
     started = time.perf_counter()
     replay.run()
     wall_time_ms = (time.perf_counter() - started) * 1e3
-    gaps = replay.recorder.gaps.array()
-    passes = replay.recorder.passes.array()
+
+    gaps = _columns(replay.recorder.gaps.array())
     report = ReplayReport(
-        requests=_request_columns(trace, requests, replay, resolved.engine, scheduler_rules),
-        passes={name: np.ascontiguousarray(passes[name]) for name in passes.dtype.names},
-        gap_ms=np.ascontiguousarray(gaps["gap_ms"]),
-        gap_count=np.ascontiguousarray(gaps["count"]),
+        requests=_request_columns(trace, requests, replay.recorder, engine, scheduler_rules),
+        passes=_columns(replay.recorder.passes.array()),
+        gap_ms=gaps["gap_ms"],
+        gap_count=gaps["count"],
         committed_prefill_tokens=replay.recorder.committed_prefill_tokens,
         clock_ms=replay.now_ms,
         wall_time_ms=wall_time_ms,
         num_workers=num_workers,
-        gpus_per_worker=resolved.tensor_parallel_size * resolved.dp_size,
+        gpus_per_worker=launch.tensor_parallel_size * launch.dp_size,
         options={
             "scheduler_rules": scheduler_rules,
             "mixed_pass_pricing": mixed_pass_pricing,
@@ -165,13 +160,8 @@ def replay_trace(
             "arrival_speedup_ratio": arrival_speedup_ratio,
             "concurrency": concurrency,
             "max_sim_time_ms": max_sim_time_ms,
-            "scheduling_policy": scheduling_policy,
-            "long_prefill_token_threshold": long_prefill_token_threshold,
-            "long_prefill_token_threshold_adaptive": long_prefill_token_threshold_adaptive,
-            "vllm_version": vllm_version,
-            "watermark": watermark,
-            "scheduler_reserve_full_isl": scheduler_reserve_full_isl,
-            "launch": resolved.to_dict(),
+            **vllm_settings,
+            "launch": launch.to_dict(),
         },
         sla=sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla),
     )
@@ -197,115 +187,152 @@ def as_timing_model(timing: Any) -> TimingModel:
     kind = timing.get("type")
     if kind == "polynomial":
         return PolynomialTiming()
-    if kind == "fixed":
+    if kind == "fixed" and {"prefill_ms", "decode_ms"} <= timing.keys():
         return FixedTiming(timing["prefill_ms"], timing["decode_ms"])
     if kind == "external":
         raise TimingError(
-            f"timing_model of provider {timing.get('provider')!r} is not resolved; give the model itself as timing="
+            f"timing_model of provider {timing.get('provider')!r} is a configuration, not a model; "
+            "build the model and give it as timing="
         )
-    raise TimingError(f"timing: type {kind!r} is unknown; give fixed or polynomial, or a model object")
+    raise TimingError(
+        f"timing is {dict(timing)!r}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} or a model"
+    )
 
 
-def _check_simulated(engine: EngineConfig) -> None:
-    for field, found, simulated in (
-        ("backend", engine.backend, "vllm"),
-        ("worker_type", engine.worker_type, "aggregated"),
-        ("aic_nextn", engine.aic_nextn, None),
-        ("kv_cache_groups", engine.kv_cache_groups, ()),
-    ):
-        if found != simulated:
+def _check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:
+    simulated = {"backend": "vllm", "worker_type": "aggregated", "aic_nextn": None, "kv_cache_groups": ()}
+    for field, value in simulated.items():
+        if getattr(engine, field) != value:
             raise MissingCapabilityError(
-                f"engine.{field} = {found!r} cannot be replayed by this release; it simulates {field} = {simulated!r}"
+                f"engine.{field} = {getattr(engine, field)!r} cannot be replayed by this release; "
+                f"it simulates {field} = {value!r}"
+            )
+    if scheduler_rules == "vllm" and engine.num_gpu_blocks < 2:
+        raise ConfigError(
+            "engine.num_gpu_blocks is 1; vLLM reserves one block, give at least 2", "engine.num_gpu_blocks"
+        )
+
+
+def _check_vllm_settings(settings: Mapping[str, Any], engine: EngineConfig, scheduler_rules: str) -> None:
+    _check_choice("scheduling_policy", settings["scheduling_policy"], ("fcfs", "priority"))
+    _check_number("watermark", settings["watermark"], 0.0, below=1.0)
+    threshold = settings["long_prefill_token_threshold"]
+    _check_integer("long_prefill_token_threshold", threshold, 0, engine.max_model_len)
+    _parsed_version(settings["vllm_version"])
+    defaults = {"scheduling_policy": "fcfs", "long_prefill_token_threshold": 0, "watermark": 0.0}
+    for name, default in defaults.items():
+        if scheduler_rules == "simulator" and settings[name] != default:
+            raise ConfigError(
+                f"{name} is {settings[name]!r}, but scheduler_rules 'simulator' know no such setting; "
+                "leave it out or take 'vllm'",
+                name,
             )
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name, accepted in (
-        ("scheduler_rules", ("vllm", "simulator")),
-        ("mixed_pass_pricing", ("composed", "separate")),
-        ("scheduling_policy", ("fcfs", "priority")),
-    ):
-        if options[name] not in accepted:
-            raise ConfigError(f"{name} is {options[name]!r}; give {' or '.join(accepted)}", name)
-    for name, lowest in (("num_workers", 1), ("concurrency", 1), ("long_prefill_token_threshold", 0)):
-        value = options[name]
-        if name == "concurrency" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise ConfigError(f"{name} is {value!r}; give an integer of at least {lowest}", name)
-    ratio, cutoff, watermark = (options[name] for name in ("arrival_speedup_ratio", "max_sim_time_ms", "watermark"))
-    if not (math.isfinite(ratio) and ratio > 0):
-        raise ConfigError(f"arrival_speedup_ratio is {ratio}; give a finite number above 0", "arrival_speedup_ratio")
-    if cutoff is not None and not (math.isfinite(cutoff) and cutoff >= 0):
-        raise ConfigError(f"max_sim_time_ms is {cutoff}; give finite milliseconds of at least 0", "max_sim_time_ms")
-    if not 0 <= watermark < 1:
-        raise ConfigError(f"watermark is {watermark}; give a share of the blocks, 0 to below 1", "watermark")
-    resolved: EngineLaunchConfig = options["resolved"]
-    longest = resolved.engine.max_model_len
-    if longest is not None and options["long_prefill_token_threshold"] > longest:
-        raise ConfigError(
-            f"long_prefill_token_threshold is {options['long_prefill_token_threshold']}; "
-            f"give at most max_model_len = {longest}",
-            "long_prefill_token_threshold",
-        )
-    vllm_only = ("scheduling_policy", "long_prefill_token_threshold", "watermark")
-    if options["scheduler_rules"] == "simulator":
-        for name, default in zip(vllm_only, ("fcfs", 0, 0.0), strict=True):
-            if options[name] != default:
-                raise ConfigError(f"{name} exists under scheduler_rules = 'vllm' only; leave it out", name)
-    if options["scheduler_rules"] == "vllm" and resolved.engine.num_gpu_blocks < 2:
-        raise ConfigError(
-            "engine.num_gpu_blocks is 1; vLLM reserves one block, so give at least 2", "engine.num_gpu_blocks"
-        )
+def _check_choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise ConfigError(f"{name} is {value!r}; give {' or '.join(accepted)}", name)
 
 
-def _version(text: str) -> tuple[int, int]:
+def _check_integer(name: str, value: Any, lowest: int, highest: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest or value > (highest or value):
+        limit = "" if highest is None else f" and at most {highest}"
+        raise ConfigError(f"{name} is {value!r}; give an integer of at least {lowest}{limit}", name)
+
+
+def _check_number(name: str, value: Any, lowest: float, below: float = math.inf) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not lowest <= value < below:
+        limit = "" if below == math.inf else f" and below {below}"
+        raise ConfigError(f"{name} is {value!r}; give a finite number of at least {lowest}{limit}", name)
+
+
+def _parsed_version(text: str) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
         raise ConfigError(f"vllm_version is {text!r}; give MAJOR.MINOR, as 0.32", "vllm_version")
     return int(match[1]), int(match[2])
 
 
+def _schedulers(
+    trace: Trace,
+    requests: Requests,
+    launch: EngineLaunchConfig,
+    num_workers: int,
+    settings: Mapping[str, Any],
+) -> list[Scheduler]:
+    engine = launch.engine
+    keys = None
+    if engine.enable_prefix_caching:
+        keys = PrefixKeys(
+            trace.prompt_tokens,
+            trace.output_tokens,
+            trace.hash_offsets,
+            trace.hash_ids,
+            trace.block_tokens,
+            engine.block_size,
+        )
+    return [
+        Scheduler(
+            requests,
+            num_gpu_blocks=engine.num_gpu_blocks,
+            block_size=engine.block_size,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=engine.max_model_len,
+            enable_chunked_prefill=engine.enable_chunked_prefill,
+            preemption_mode=engine.preemption_mode,
+            keys=keys,
+            # The cadence keeps the ranks of a group in step; a lone rank has nobody to wait for.
+            prefill_schedule_interval=engine.prefill_schedule_interval if launch.dp_size > 1 else 1,
+            **{**settings, "vllm_version": _parsed_version(settings["vllm_version"])},
+        )
+        for _ in range(num_workers * launch.dp_size)
+    ]
+
+
 def _next_turns(trace: Trace) -> NDArray[np.int64]:
-    """The row of the next turn of each row's session, -1 for the last; the turns of a session are neighbours."""
-    following = np.arange(1, len(trace) + 1)
-    following[:-1][trace.session_index[1:] != trace.session_index[:-1]] = -1
-    following[-1] = -1
-    return following
+    """The row of the next turn of each row's session, -1 for the last; turns of a session are neighbours."""
+    rows = np.arange(len(trace))
+    same_session = np.append(trace.session_index[1:] == trace.session_index[:-1], False)
+    return np.where(same_session, rows + 1, -1)
+
+
+def _columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+    return {name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()}
+
+
+def _session_names(trace: Trace) -> NDArray[np.object_]:
+    """The session of each row; None for a request that is a session of its own."""
+    names = trace.session_ids[trace.session_index]
+    names[np.bincount(trace.session_index)[trace.session_index] == 1] = None
+    return names
 
 
 def _request_columns(
-    trace: Trace, requests: Requests, replay: Replay, engine: EngineConfig, scheduler_rules: str
+    trace: Trace, requests: Requests, recorder: Recorder, engine: EngineConfig, scheduler_rules: str
 ) -> dict[str, NDArray[Any]]:
-    recorded = replay.recorder.column
-    arrived = ~np.isnan(recorded("arrival_ms"))
     usable_blocks = engine.num_gpu_blocks - (scheduler_rules == "vllm")
     reasons = {
         Refusal.ACCEPTED: None,
-        Refusal.MODEL_LENGTH: f"the prompt leaves no room below max_model_len = {engine.max_model_len}",
-        Refusal.KV_CAPACITY: f"the prompt needs more than the {usable_blocks} usable KV blocks of "
+        Refusal.MODEL_LENGTH: f"its prompt leaves no room below max_model_len = {engine.max_model_len}",
+        Refusal.KV_CAPACITY: f"its prompt needs more than the {usable_blocks} usable KV blocks of "
         f"{engine.block_size} tokens",
-        Refusal.UNCHUNKED_PROMPT: "the prompt exceeds max_num_batched_tokens = "
+        Refusal.UNCHUNKED_PROMPT: "its prompt exceeds max_num_batched_tokens = "
         f"{engine.max_num_batched_tokens} without chunked prefill",
     }
-    status = [_STATUS_NAMES.get(Status(value), "unfinished") for value in requests.column("status")]
-    columns = {
+    outcomes = {Status.COMPLETED: "completed", Status.REJECTED: "rejected"}
+    columns: dict[str, NDArray[Any]] = {
         "request_id": trace.request_ids,
-        "session_id": trace.session_ids[trace.session_index],
+        "session_id": _session_names(trace),
         "turn_index": trace.turn_index,
-        **{name: recorded(name) for name in _TIMES},
         "prompt_tokens": trace.prompt_tokens,
         "requested_output_tokens": trace.output_tokens,
         "output_tokens": requests.column("generated_tokens"),
-        "reused_tokens": recorded("reused_tokens"),
-        "first_reused_tokens": recorded("first_reused_tokens"),
-        "num_admissions": recorded("num_admissions"),
         "num_preemptions": requests.column("num_preemptions"),
-        "worker": recorded("worker"),
-        "status": np.array(status, object),
+        "status": np.array([outcomes.get(Status(value), "unfinished") for value in requests.column("status")], object),
         "rejection_reason": np.array([reasons[Refusal(value)] for value in requests.column("refusal")], object),
+        **{name: recorder.column(name) for name in _RECORDED_COLUMNS},
     }
+    arrived = ~np.isnan(columns["arrival_ms"])
     return {name: column[arrived] for name, column in columns.items()}
-
-
-_TIMES = ("arrival_ms", "first_admit_ms", "first_token_ms", "second_token_ms", "last_token_ms", "end_ms")

@@ -157,8 +157,7 @@ class Trace:
         if delays[first].any():
             row = int(np.flatnonzero(first & (delays != 0))[0])
             raise TraceError(
-                f"delay_ms[{row}] is {delays[row]} on the first turn of its session; "
-                "only a later turn waits, give 0",
+                f"delay_ms[{row}] is {delays[row]} on the first turn of its session; only a later turn waits, give 0",
                 field="delay_ms",
             )
         arrivals = np.array(arrival_ms, np.float64)
@@ -290,9 +289,7 @@ def _milliseconds(name: str, values: ArrayLike, n: int) -> Float64:
     bad = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
     if bad.size:
         row = int(bad[0])
-        raise TraceError(
-            f"{name}[{row}] is {column[row]}; give finite milliseconds of at least 0", field=name
-        )
+        raise TraceError(f"{name}[{row}] is {column[row]}; give finite milliseconds of at least 0", field=name)
     return column.astype(np.float64)
 
 
@@ -326,9 +323,7 @@ def _sessions(names: Sequence[str], n: int) -> tuple[NDArray[np.object_], Int64,
     return np.array(list(index), object), session, turn
 
 
-def _blocks(
-    hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_tokens: int
-) -> tuple[Int64, Int64]:
+def _blocks(hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_tokens: int) -> tuple[Int64, Int64]:
     n = len(prompts)
     offsets = np.zeros(n + 1, np.int64)
     if hash_ids is None:

@@ -6,16 +6,18 @@ See README.md beside this file for how they came about.
 from __future__ import annotations
 
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fpmsdk.replay.formats.recorded import RecordedRun
 
+# What a model of the recorded deployment is configured with; nothing but telemetry is known of it.
 MODEL = {
     "model": "qwen3-small-random",
     "system": "cpu-2-cores",
     "backend": "vllm",
     "worker_type": "aggregated",
+    "estimation_mode": "fpm_regression",
 }
 
 
@@ -49,6 +51,18 @@ def eval_run() -> RecordedRun:
 
     with as_file(files(__name__) / "requests_eval.json.gz") as path:
         return read_run(path)
+
+
+def launch(run: RecordedRun) -> dict[str, Any]:
+    """The launch configuration with which a replay simulates the recorded engine.
+
+    >>> launch(eval_run())["engine"]["num_gpu_blocks"]
+    400
+    """
+    settings = dict(run.engine)
+    settings.pop("enforce_eager")  # how a pass is executed, not how it is scheduled
+    settings["num_gpu_blocks"] = settings.pop("num_gpu_blocks_override")
+    return {"engine": {"backend": "vllm", **settings}}
 
 
 def _frames(name: str) -> list[bytes]:

@@ -49,9 +49,7 @@ DTYPES = dict.fromkeys(("request_id", "session_id", "status", "rejection_reason"
 def report_of(*rows, gaps=(), clock_ms=12.0, **more):
     gap_ms, gap_count = zip(*gaps, strict=True) if gaps else ((), ())
     return ReplayReport(
-        requests={
-            name: np.array([row[name] for row in rows], DTYPES.get(name, np.int64)) for name in rows[0]
-        },
+        requests={name: np.array([row[name] for row in rows], DTYPES.get(name, np.int64)) for name in rows[0]},
         passes={"start_ms": np.array([0.0, 10.0]), "sum_prefill_tokens": np.array([8, 0])},
         gap_ms=np.array(gap_ms, np.float64),
         gap_count=np.array(gap_count, np.int64),
@@ -156,9 +154,7 @@ PEER = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("rows", "run", "figures"), [case[1:] for case in PEER], ids=[case[0] for case in PEER]
-)
+@pytest.mark.parametrize(("rows", "run", "figures"), [case[1:] for case in PEER], ids=[case[0] for case in PEER])
 def test_summary_figures(rows, run, figures):
     summary = report_of(*rows, **run).summary
     assert {name: summary[name] for name in figures} == pytest.approx(figures, rel=1e-12)
@@ -234,6 +230,7 @@ def test_the_request_table_has_null_where_a_time_is_absent():
     assert table["ttft_ms"].to_pylist() == [10.0, None]
     assert table["end_ms"].to_pylist() == [12.0, 100.0]
     assert table["rejection_reason"].to_pylist() == [None, "it never fits"]
+    assert str(table["session_id"].type) == "string"
 
 
 def test_the_pass_table_has_the_recorded_columns():

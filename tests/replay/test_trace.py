@@ -38,9 +38,7 @@ def test_the_arrival_of_a_later_turn_is_ignored():
 
 
 def test_hash_ids_become_dense_in_order_of_first_appearance():
-    trace = Trace.from_arrays(
-        [5.0, 0.0], [8, 12], [1, 1], hash_ids=[[2**64 - 1, 7], [7, 3, 2**64 - 1]], block_tokens=4
-    )
+    trace = Trace.from_arrays([5.0, 0.0], [8, 12], [1, 1], hash_ids=[[2**64 - 1, 7], [7, 3, 2**64 - 1]], block_tokens=4)
     assert trace.hash_offsets.tolist() == [0, 3, 5]
     assert trace.hash_ids.tolist() == [1, 2, 0, 0, 1]
 
@@ -96,9 +94,7 @@ def test_a_malformed_column_is_refused_by_name(changes, field, said):
 
 
 def test_head_keeps_the_first_rows_with_their_times_and_blocks():
-    trace = Trace.from_arrays(
-        [3.0, 1.0, 2.0], [4, 8, 4], [1, 1, 1], hash_ids=[[5], [5, 6], [6]], block_tokens=4
-    )
+    trace = Trace.from_arrays([3.0, 1.0, 2.0], [4, 8, 4], [1, 1, 1], hash_ids=[[5], [5, 6], [6]], block_tokens=4)
     head = trace.head(2)
     assert head.arrival_ms.tolist() == [1.0, 2.0]
     assert head.hash_offsets.tolist() == [0, 2, 3]

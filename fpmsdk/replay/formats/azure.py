@@ -37,9 +37,7 @@ def read(path: str | Path, block_tokens: int) -> Trace:
         raise no_requests(path)
     missing = [name for name in _COLUMNS if name not in header]
     if missing:
-        raise row_error(
-            path, 1, f"lacks the column {missing[0]}; an Azure trace has {', '.join(_COLUMNS)}", missing[0]
-        )
+        raise row_error(path, 1, f"lacks the column {missing[0]}; an Azure trace has {', '.join(_COLUMNS)}", missing[0])
     at, context, generated = (header.index(name) for name in _COLUMNS)
 
     times_ns: list[int] = []
@@ -52,9 +50,7 @@ def read(path: str | Path, block_tokens: int) -> Trace:
         if not cells:
             continue
         if len(cells) != len(header):
-            raise row_error(
-                path, line, f"has {len(cells)} cells, the header {len(header)}; is the file cut short?"
-            )
+            raise row_error(path, line, f"has {len(cells)} cells, the header {len(header)}; is the file cut short?")
         time_ns, has_zone = _nanoseconds(path, line, cells[at])
         if zoned not in (None, has_zone):
             raise row_error(
@@ -89,9 +85,7 @@ def _nanoseconds(path: str | Path, line: int, text: str) -> tuple[int, bool]:
         seconds, fraction, zone = match.groups()
         moment = datetime.fromisoformat(seconds + (zone or ""))
     except ValueError:
-        raise row_error(
-            path, line, f"TIMESTAMP is {text!r}; give YYYY-MM-DD HH:MM:SS.fffffff", "TIMESTAMP"
-        ) from None
+        raise row_error(path, line, f"TIMESTAMP is {text!r}; give YYYY-MM-DD HH:MM:SS.fffffff", "TIMESTAMP") from None
     whole = (moment - (_EPOCH_UTC if zone else _EPOCH)) // _SECOND
     return whole * 1_000_000_000 + int((fraction or "").ljust(9, "0")), zone is not None
 

@@ -148,9 +148,7 @@ def _lengths(path: str | Path, line: int, row: _Row, block_tokens: int) -> tuple
             "hash_ids",
         )
     if row.output_length is None:
-        raise row_error(
-            path, line, "is missing output_length; give the number of output tokens", "output_length"
-        )
+        raise row_error(path, line, "is missing output_length; give the number of output tokens", "output_length")
     if max(row.hash_ids, default=0) >= 2**64:
         raise row_error(path, line, f"hash_ids holds {max(row.hash_ids)}; give 64-bit integers", "hash_ids")
     capacity = len(row.hash_ids) * block_tokens
@@ -166,9 +164,7 @@ def _lengths(path: str | Path, line: int, row: _Row, block_tokens: int) -> tuple
     if prompt == 0:
         raise row_error(path, line, "input_length is 0; a prompt has at least one token", "input_length")
     if prompt > MAX_TOKENS:
-        raise row_error(
-            path, line, f"hash_ids stand for {prompt} tokens, at most {MAX_TOKENS} fit", "hash_ids"
-        )
+        raise row_error(path, line, f"hash_ids stand for {prompt} tokens, at most {MAX_TOKENS} fit", "hash_ids")
     if row.output_token_ids is not None and len(row.output_token_ids) != row.output_length:
         raise row_error(
             path,
@@ -205,7 +201,5 @@ def _delay(path: str | Path, line: int, row: _Row, session_id: str, session: _Se
     else:
         delay = row.timestamp - session.timestamp
     if delay < 0:
-        raise row_error(
-            path, line, f"has invalid delay {delay:g}; give at least 0 ms between two turns", "delay"
-        )
+        raise row_error(path, line, f"has invalid delay {delay:g}; give at least 0 ms between two turns", "delay")
     return delay

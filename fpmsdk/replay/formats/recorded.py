@@ -60,17 +60,18 @@ class RecordedRun:
         times = np.append(self.token_ms, np.nan)
 
         def token(number: NDArray[np.int64]) -> NDArray[np.float64]:
-            return times[np.where(number < counts, self.token_offsets[:-1] + number, -1)]
+            chosen: NDArray[np.float64] = times[np.where(number < counts, self.token_offsets[:-1] + number, -1)]
+            return chosen
 
-        first, second, last = (
-            token(number) for number in (0 * counts, 0 * counts + 1, np.maximum(counts - 1, 0))
-        )
+        first, second, last = token(0 * counts), token(0 * counts + 1), token(np.maximum(counts - 1, 0))
         return RequestLatencies.of(self.trace.arrival_ms, first, second, last, counts)
 
     def gaps_ms(self) -> NDArray[np.float64]:
         """Measured gaps between the tokens of the same request."""
         owner = np.repeat(np.arange(len(self.trace)), np.diff(self.token_offsets))
-        return np.diff(self.token_ms)[np.diff(owner) == 0]
+        same_request = np.diff(owner) == 0
+        gaps: NDArray[np.float64] = np.diff(self.token_ms)[same_request]
+        return gaps
 
 
 def read(path: str | Path, block_tokens: int) -> Trace:

@@ -24,9 +24,7 @@ def test_a_named_form_overrides_the_ending(tmp_path):
 
 def test_an_ending_that_tells_nothing_asks_for_the_form(tmp_path):
     (tmp_path / "t.txt").write_bytes(ROW)
-    with pytest.raises(
-        TraceError, match=r"known endings are \.jsonl, \.csv, \.json .* mooncake, azure, recorded"
-    ):
+    with pytest.raises(TraceError, match=r"known endings are \.jsonl, \.csv, \.json .* mooncake, azure, recorded"):
         Trace.read(tmp_path / "t.txt")
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from fpmsdk.errors import TraceError
@@ -67,3 +68,14 @@ def test_a_cut_file_is_refused(write):
 def test_a_record_without_requests_is_refused(write):
     with pytest.raises(TraceError, match="did not contain any requests"):
         Trace.read(write())
+
+
+def test_latencies_of_a_measured_run_count_from_the_planned_arrival(write):
+    third = {"id": "c", "arrival": 0.3, "prompt": 1, "output": 1, "token_times": [0.4]}
+    run = read_run(write(FIRST | {"arrival": 0.25}, SECOND, third))
+    latencies = run.latencies()
+    np.testing.assert_allclose(latencies.ttft_ms, [np.nan, 250.0, 100.0])
+    np.testing.assert_allclose(latencies.ttst_ms, [np.nan, 250.0, np.nan])
+    np.testing.assert_allclose(latencies.itl_ms, [np.nan, 250.0, np.nan])
+    np.testing.assert_allclose(latencies.e2e_ms, [np.nan, 500.0, 100.0])
+    assert run.gaps_ms().tolist() == [250.0]

@@ -1,0 +1,61 @@
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fpmsdk._ext.pages import KvCache, PrefixKeys
+
+class Status(IntEnum):
+    PENDING = 0
+    WAITING = 1
+    RUNNING = 2
+    PREEMPTED = 3
+    COMPLETED = 4
+    REJECTED = 5
+
+class Refusal(IntEnum):
+    ACCEPTED = 0
+    MODEL_LENGTH = 1
+    KV_CAPACITY = 2
+    UNCHUNKED_PROMPT = 3
+
+class Requests:
+    @property
+    def count(self) -> int: ...
+    def __init__(
+        self, prompt_tokens: ArrayLike, output_tokens: ArrayLike, priority: ArrayLike | None = None
+    ) -> None: ...
+    def column(self, name: str) -> NDArray[np.int64] | NDArray[np.int8]: ...
+
+class Scheduler:
+    @property
+    def requests(self) -> Requests: ...
+    @property
+    def kv(self) -> KvCache: ...
+    def __init__(
+        self,
+        requests: Requests,
+        scheduler_rules: str,
+        *,
+        num_gpu_blocks: int,
+        block_size: int,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_model_len: int | None = None,
+        enable_chunked_prefill: bool = True,
+        preemption_mode: str = "lifo",
+        scheduling_policy: str = "fcfs",
+        keys: PrefixKeys | None = None,
+        prefill_schedule_interval: int = 1,
+        long_prefill_token_threshold: int = 0,
+        long_prefill_token_threshold_adaptive: bool = False,
+        vllm_version: Sequence[int] = (0, 32),
+        watermark: float = 0.0,
+        scheduler_reserve_full_isl: bool = True,
+    ) -> None: ...
+    def enqueue(self, request: int) -> bool: ...
+    def has_unfinished(self) -> bool: ...
+    def schedule_pass(self, wave_step: int = 0) -> dict[str, Any]: ...
+    def complete_pass(self) -> tuple[list[int], list[int]]: ...

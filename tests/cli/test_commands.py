@@ -1,0 +1,301 @@
+"""The command line: results, JSON, exit codes 0, 1 and 2, and one message instead of a traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fpmsdk.sample
+from fpmsdk.cli.app import app
+from fpmsdk.metrics import write_frames
+
+SAMPLE = Path(fpmsdk.sample.__file__).parent
+REQUESTS = str(SAMPLE / "requests_eval.json.gz")
+DECODE = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens": 900}}
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory):
+    path = tmp_path_factory.mktemp("frames") / "some.bin.gz"
+    write_frames(path, fpmsdk.sample.train_frames()[:3000])
+    return str(path)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_json(name, document):
+        path = tmp_path / name
+        path.write_text(document if isinstance(document, str) else json.dumps(document))
+        return str(path)
+
+    return write_json
+
+
+def run(*arguments, stdin=None):
+    return CliRunner().invoke(app, arguments, input=stdin)
+
+
+def result_of(*arguments, stdin=None, code=0):
+    ran = run(*arguments, "--json", stdin=stdin)
+    assert ran.exit_code == code, ran.output
+    return json.loads(ran.stdout)
+
+
+def rejection_of(*arguments, code=2):
+    ran = run(*arguments)
+    assert ran.exit_code == code, ran.output
+    assert "Traceback" not in ran.output
+    assert ran.stdout == ""
+    return ran.stderr
+
+
+def test_the_installed_command_exits_with_the_code_of_its_subcommand():
+    code = "import sys; sys.argv = ['fpmsdk', 'replay', 'none.csv']; from fpmsdk.cli import main; main()"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "error: none.csv: cannot read the trace: No such file or directory\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("demo", "--help"), ("replay", "--help")])
+def test_help_is_shown(arguments):
+    assert "Usage" in run(*arguments).output
+
+
+@pytest.mark.parametrize("arguments", [("nope",), ("tune",), ("replay", "x.csv", "--fixed", "1")])
+def test_wrong_usage_is_rejected(arguments):
+    assert run(*arguments).exit_code == 2
+
+
+def test_demo_prints_predicted_next_to_measured():
+    ran = run("demo")
+    assert ran.exit_code == 0
+    for text in (
+        "prefill",
+        "decode",
+        "mixed",
+        "TTFT, ms, p90",
+        "measured",
+        "replayed",
+        "output tokens/s per user, p50",
+    ):
+        assert text in ran.stdout
+
+
+def test_demo_as_json_has_every_figure():
+    result = result_of("demo")
+    for error in (result["error_after_training"], result["error_while_learning"]):
+        assert error["all"]["iterations"] == sum(error[kind]["iterations"] for kind in ("prefill", "decode", "mixed"))
+        assert 0 < error["all"]["mape_percent"] < 20
+    for figures in (result["replay"][name] for name in ("ttft_ms", "itl_ms", "e2e_ms")):
+        assert {"measured", "replayed", "error_percent"} == set(figures["p50"]) == set(figures["p90"])
+    assert abs(result["replay"]["duration_ms"]["total"]["error_percent"]) < 2
+
+
+def test_tune_reports_errors_skips_and_readiness(frames):
+    result = result_of("tune", frames)
+    assert result["iterations"] == 3000
+    assert result["diagnostics"]["readiness"] == "ready"
+    assert result["error"]["decode"]["mape_percent"] > 0
+    assert set(result["skipped"]) >= {"idle", "zero_wall_time", "negative_wall_time"}
+    assert "readiness: ready" in run("tune", frames).stdout
+
+
+def test_tune_reads_recorder_files_and_several_streams(frames, write):
+    record = {"received_at_ns": 1, "metrics": DECODE | {"wall_time": 0.005}}
+    recorded = write("recorded.jsonl", "\n".join(json.dumps(record) for _ in range(3)))
+    assert result_of("tune", frames, recorded)["iterations"] == 3003
+
+
+def test_tune_takes_the_model_of_a_configuration_file(frames, write):
+    config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "aggregated"} | {
+        "estimation_mode": "fpm_regression",
+        "estimator_config": {"fpm_regression": {"sampling": {"max_observations": 32}}},
+    }
+    result = result_of("tune", frames, "--config", write("config.json", config))
+    assert result["diagnostics"]["provenance"]["config"]["model"] == "m"
+    assert max(store["retained_observations"] for store in result["stores"]) <= 32
+
+
+def test_tune_groups_the_ranks_of_an_iteration(tmp_path):
+    from fpmsdk.metrics import ForwardPassMetrics, ScheduledRequestMetrics, encode_frame
+
+    path = tmp_path / "ranks.bin"
+    write_frames(
+        path,
+        [
+            encode_frame(
+                ForwardPassMetrics(
+                    dp_rank=rank,
+                    counter_id=counter,
+                    wall_time=0.01 * counter,
+                    scheduled_requests=ScheduledRequestMetrics(
+                        num_decode_requests=counter, sum_decode_kv_tokens=900 * counter
+                    ),
+                )
+            )
+            for counter in range(1, 9)
+            for rank in (1, 0)
+        ],
+    )
+    assert result_of("tune", str(path), "--attention-dp", "2")["iterations"] == 8
+
+
+def test_a_model_that_is_not_ready_afterwards_is_a_negative_result(write):
+    recorded = write("one.jsonl", json.dumps({"received_at_ns": 1, "metrics": DECODE | {"wall_time": 0.005}}))
+    assert result_of("tune", recorded, code=1)["diagnostics"]["readiness"] == "insufficient_data"
+
+
+def test_estimate_answers_from_a_file_and_from_stdin(frames, write):
+    from_file = result_of("estimate", write("fpm.json", DECODE), "--frames", frames)
+    from_stdin = result_of("estimate", "-", "--frames", frames, stdin=json.dumps([DECODE]))
+    assert from_file == from_stdin
+    assert from_file["latency_ms"] > 0
+    assert run("estimate", write("fpm.json", DECODE), "--frames", frames).stdout.endswith(" ms\n")
+
+
+def test_an_estimate_that_is_not_ready_is_a_negative_result(write):
+    assert result_of("estimate", write("fpm.json", DECODE), code=1)["latency_ms"] is None
+    ran = run("estimate", write("fpm.json", DECODE))
+    assert ran.exit_code == 1
+    assert "tune the model with --frames first" in ran.stdout
+
+
+def test_replay_reports_and_writes_the_records(tmp_path):
+    output = tmp_path / "report.json"
+    result = result_of("replay", REQUESTS, "--fixed", "50", "5", "--head", "20", "--output", str(output))
+    assert result["trace"]["num_requests"] == 20
+    assert result["summary"]["completed_requests"] == 20
+    assert result["options"]["scheduler_rules"] == "vllm"
+    written = json.loads(output.read_text())
+    assert written["summary"] == result["summary"]
+    assert len(written["per_request"]) == 20
+    assert "20 of 20 requests completed" in run("replay", REQUESTS, "--fixed", "50", "5", "--head", "20").stdout
+
+
+def test_replay_prices_with_a_model_tuned_on_frames_and_takes_options(frames, write):
+    launch = write("launch.json", {"engine": {"block_size": 32, "num_gpu_blocks": 400, "max_num_seqs": 16}})
+    options = ("--scheduler-rules", "simulator", "--mixed-pass-pricing", "separate", "--concurrency", "2")
+    result = result_of(
+        "replay",
+        REQUESTS,
+        "--head",
+        "5",
+        "--frames",
+        frames,
+        "--launch",
+        launch,
+        "--ttft-ms",
+        "900",
+        *options,
+    )
+    assert result["options"]["concurrency"] == 2
+    assert result["options"]["mixed_pass_pricing"] == "separate"
+    assert result["summary"]["goodput_completed_requests"] <= 5
+
+
+def test_a_replay_in_which_nothing_completes_is_a_negative_result(write):
+    launch = write("launch.json", {"engine": {"block_size": 32, "num_gpu_blocks": 2}})
+    said = rejection_of("replay", REQUESTS, "--head", "3", "--launch", launch, code=1)
+    assert "no request completed: 3 of 3 were rejected" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("replay", "none.txt"), "the ending does not tell the trace format"),
+        (("replay", REQUESTS, "--format", "weka"), "unknown trace format 'weka'"),
+        (("replay", REQUESTS, "--head", "0"), "head(0) selects no requests"),
+        (("replay", REQUESTS, "--fixed", "-1", "5"), "prefill_ms"),
+        (("replay", REQUESTS, "--workers", "0"), "num_workers is 0"),
+        (("replay", REQUESTS, "--ttft-ms", "0"), "sla.ttft_ms"),
+        (("replay", REQUESTS, "--fixed", "1", "1", "--frames", "x.bin"), "give one of them"),
+        (("replay", REQUESTS, "--config", "x.json"), "give --frames"),
+        (("tune", "x.bin", "--config", "x.json", "--attention-dp", "2"), "give them there"),
+        (("tune", "x.bin", "--worker-type", "agg"), "worker_type"),
+        (("replay", REQUESTS, "--launch", "none.json"), "none.json"),
+        (("replay", REQUESTS, "--head", "1", "--output", "/dev/null/report.json"), "/dev/null"),
+        (("tune", "none.bin"), "none.bin"),
+        (("tune", "none.parquet"), "telemetry is a frame file"),
+        (("estimate", "none.json"), "none.json"),
+    ],
+)
+def test_rejected_input_is_one_message_and_exit_code_2(arguments, said):
+    message = rejection_of(*arguments)
+    assert said in message
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("{", "is not JSON"),
+        ({"scheduled_requests": {"num_decode_requests": -1}}, "num_decode_requests"),
+        ({"version": 2}, "version"),
+        ([], "at least one rank"),
+    ],
+)
+def test_malformed_metrics_are_rejected(write, document, said):
+    assert said in rejection_of("estimate", write("fpm.json", document))
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("[]", "is a JSON object, found list"),
+        ({"model": "m", "system": "s", "backend": "vllm", "worker_type": "agg"}, "worker_type"),
+        ({"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "typo": 1}, "typo"),
+    ],
+)
+def test_a_malformed_configuration_is_rejected(write, frames, document, said):
+    assert said in rejection_of("tune", frames, "--config", write("config.json", document))
+
+
+def test_a_cut_frame_file_is_rejected(tmp_path):
+    path = tmp_path / "cut.bin"
+    write_frames(path, fpmsdk.sample.eval_frames()[:3])
+    path.write_bytes(path.read_bytes()[:-5])
+    assert "truncated in frame 2" in rejection_of("tune", str(path))
+
+
+def test_doctor_reports_the_installation(monkeypatch, tmp_path):
+    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", str(tmp_path / "none"))
+    result = result_of("doctor")
+    assert result["healthy"] is True
+    assert result["versions"]["fpmsdk"] == fpmsdk.__version__
+    assert set(result["compiled_extensions"].values()) == {"ok"}
+    assert "no such directory" in result["data_roots"]["FPMSDK_SYSTEMS_PATH"]
+    assert all(value > 0 for value in result["timing"].values())
+    assert "compiled extensions" in run("doctor").stdout
+
+
+def test_doctor_names_what_is_broken(monkeypatch):
+    real = fpmsdk.cli.doctor.importlib.import_module
+
+    def import_module(name):
+        if name == "fpmsdk._ext.replay":
+            raise ImportError("undefined symbol")
+        return real(name)
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    ran = run("doctor", "--json")
+    assert ran.exit_code == 1
+    assert json.loads(ran.stdout)["compiled_extensions"]["replay"] == "does not load: undefined symbol"
+    assert "broken: replay" in ran.stderr
+
+
+def test_warmup_fills_every_cache(monkeypatch, tmp_path):
+    from fpmsdk.paths import cache_dir
+
+    monkeypatch.setenv("FPMSDK_CACHE_DIR", str(tmp_path / "cache"))
+    cache_dir.cache_clear()
+    try:
+        result = result_of("warmup")
+    finally:
+        cache_dir.cache_clear()
+    assert result["caches"]["cache directory"] == str(tmp_path / "cache")
+    assert result["caches"]["bytecode"] == "compiled"
+    assert (tmp_path / "cache").is_dir()
