@@ -14,14 +14,16 @@ LLAMA, MOE, DEEPSEEK = "LLAMA", "MOE", "DEEPSEEK"
 class Architecture(NamedTuple):
     """Family of the graph, and the deviations inside the family.
 
-    `text_config` is the key below which multimodal checkpoints keep their language model; `attention_window`
-    is the number of tokens that every second layer attends to, 0 for full attention everywhere.
+    `attention_window` is the number of tokens that every second layer attends to, 0 for full attention everywhere.
+    `text_config` is the key below which multimodal checkpoints keep their language model. `calibrated` says
+    whether the activation memory of the family was measured on this architecture.
     """
 
     family: str
     use_qk_norm: bool = False
     attention_window: int = 0
     text_config: str = ""
+    calibrated: bool = True
 
 
 ARCHITECTURES = {
@@ -30,14 +32,14 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture(LLAMA),
     "Qwen3ForCausalLM": Architecture(LLAMA, use_qk_norm=True),
     "MiMoForCausalLM": Architecture(LLAMA),
-    "Mistral3ForConditionalGeneration": Architecture(LLAMA, text_config="text_config"),
-    "Qwen3VLForConditionalGeneration": Architecture(LLAMA, text_config="text_config"),
+    "Mistral3ForConditionalGeneration": Architecture(LLAMA, text_config="text_config", calibrated=False),
+    "Qwen3VLForConditionalGeneration": Architecture(LLAMA, text_config="text_config", calibrated=False),
     "MixtralForCausalLM": Architecture(MOE),
     "GptOssForCausalLM": Architecture(MOE, attention_window=128),
     "Qwen2MoeForCausalLM": Architecture(MOE),
     "Qwen3MoeForCausalLM": Architecture(MOE, use_qk_norm=True),
     "MiniMaxM2ForCausalLM": Architecture(MOE, use_qk_norm=True),
-    "Qwen3VLMoeForConditionalGeneration": Architecture(MOE, text_config="text_config"),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(MOE, text_config="text_config", calibrated=False),
     "DeepseekV3ForCausalLM": Architecture(DEEPSEEK),
     "DeepSeekForCausalLM": Architecture(DEEPSEEK),
     "KimiK25ForConditionalGeneration": Architecture(DEEPSEEK, text_config="text_config"),
