@@ -5,6 +5,8 @@ be corrected, `RuntimeError` for a state of the world that may change.
 Source: fpm-model.md section 2.5, clients.md section 3.1.
 """
 
+from collections.abc import Sequence
+
 __all__ = [
     "ConfigError",
     "EmptyResultError",
@@ -13,6 +15,7 @@ __all__ = [
     "LaunchConfigError",
     "MetricsError",
     "MissingCapabilityError",
+    "ModelConfigError",
     "PerfDataCorruptError",
     "PerfDataNotAvailableError",
     "PerfDataWarning",
@@ -26,6 +29,7 @@ __all__ = [
     "UnknownSystemError",
     "UnlistedVersionError",
     "UnsupportedAttentionBackendError",
+    "UnsupportedModelError",
     "UnsupportedQueryError",
 ]
 
@@ -51,6 +55,21 @@ class LaunchConfigError(ConfigError):
 
 class SystemsPathError(ConfigError):
     """An entry of `systems_paths` does not name a usable directory."""
+
+
+class UnsupportedModelError(ConfigError):
+    """This model cannot be priced operator by operator in this deployment; another estimator may still price it."""
+
+
+class ModelConfigError(UnsupportedModelError):
+    """A checkpoint's `config.json` or its quantisation sidecar is missing, unreadable or contradictory.
+
+    `faults` lists everything that is wrong with it, `path` the file.
+    """
+
+    def __init__(self, path: str, faults: Sequence[str]) -> None:
+        super().__init__(f"{path}: {'; '.join(faults)}", path)
+        self.faults = tuple(faults)
 
 
 class MetricsError(FpmSdkError, ValueError):

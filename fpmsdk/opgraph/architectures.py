@@ -1,0 +1,62 @@
+"""Architectures whose graphs this package builds, and what sets each apart from its family.
+
+A registry only; the graphs are in `llama.py`, `moe.py` and `deepseek.py`. Source: op-level.md section 4.1.
+"""
+
+import difflib
+from typing import NamedTuple
+
+from fpmsdk.errors import UnsupportedModelError
+
+LLAMA, MOE, DEEPSEEK = "LLAMA", "MOE", "DEEPSEEK"
+
+
+class Architecture(NamedTuple):
+    """Family of the graph, and the deviations inside the family.
+
+    `attention_window` is the number of tokens that every second layer attends to, 0 for full attention everywhere.
+    `text_config` is the key below which multimodal checkpoints keep their language model. `calibrated` says
+    whether the activation memory of the family was measured on this architecture.
+    """
+
+    family: str
+    use_qk_norm: bool = False
+    attention_window: int = 0
+    text_config: str = ""
+    calibrated: bool = True
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture(LLAMA),
+    "MistralForCausalLM": Architecture(LLAMA),
+    "Qwen2ForCausalLM": Architecture(LLAMA),
+    "Qwen3ForCausalLM": Architecture(LLAMA, use_qk_norm=True),
+    "MiMoForCausalLM": Architecture(LLAMA),
+    "Mistral3ForConditionalGeneration": Architecture(LLAMA, text_config="text_config", calibrated=False),
+    "Qwen3VLForConditionalGeneration": Architecture(LLAMA, text_config="text_config", calibrated=False),
+    "MixtralForCausalLM": Architecture(MOE),
+    "GptOssForCausalLM": Architecture(MOE, attention_window=128),
+    "Qwen2MoeForCausalLM": Architecture(MOE),
+    "Qwen3MoeForCausalLM": Architecture(MOE, use_qk_norm=True),
+    "MiniMaxM2ForCausalLM": Architecture(MOE, use_qk_norm=True),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(MOE, text_config="text_config", calibrated=False),
+    "DeepseekV3ForCausalLM": Architecture(DEEPSEEK),
+    "DeepSeekForCausalLM": Architecture(DEEPSEEK),
+    "KimiK25ForConditionalGeneration": Architecture(DEEPSEEK, text_config="text_config"),
+}
+
+
+def find_architecture(name: str) -> Architecture:
+    """Entry of an architecture as a checkpoint names it.
+
+    Raises `UnsupportedModelError` with the most similar supported names otherwise.
+
+    >>> find_architecture("Qwen3MoeForCausalLM").family
+    'MOE'
+    """
+    if entry := ARCHITECTURES.get(name):
+        return entry
+    nearest = difflib.get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.0)
+    raise UnsupportedModelError(
+        f"architecture {name!r} has no operator graph; the nearest supported ones are {', '.join(nearest)}", "model"
+    )

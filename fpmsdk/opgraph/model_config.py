@@ -1,0 +1,277 @@
+"""A checkpoint's `config.json`: where it is found, what it must hold, and the model's shape.
+
+Reads the language model only, towers of multimodal checkpoints excluded. How the checkpoint is quantised is
+interpreted in `precision.py`. Source: op-level.md section 4.1.
+"""
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fpmsdk.errors import ModelConfigError, UnsupportedModelError
+from fpmsdk.opgraph.architectures import DEEPSEEK, LLAMA, MOE, Architecture, find_architecture
+
+# Data packages that bundle checkpoint configurations, the preferred one first.
+DATA_PACKAGES = ("aiconfigurator_core", "aisimulate_core")
+BUNDLE = "model_configs"
+
+# Alternative spellings of one field, in the order in which they are looked up.
+_HEAD_SIZE = ("head_dim", "attention_head_dim")
+_TOPK = ("num_experts_per_tok", "top_k_experts", "moe_top_k")
+_EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
+_EXPERT_SIZE = ("moe_intermediate_size", "intermediate_size")
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of a language model, in elements of the whole model (not of one rank).
+
+    `quantization` holds the checkpoint's `quantization_config`, `sidecar` the `quantization` part of its
+    `hf_quant_config.json`; both empty when absent.
+    """
+
+    name: str
+    architecture: str
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    inter_size: int
+    vocab_size: int
+    context_length: int
+    topk: int = 0
+    num_experts: int = 0
+    moe_inter_size: int = 0
+    num_moe_layers: int = 0
+    num_shared_experts: int = 0
+    v_head_dim: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    use_qk_norm: bool = False
+    attention_window: int = 0
+    dtype: str = ""
+    quantization: dict[str, Any] = {}
+    sidecar: dict[str, Any] = {}
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the layers have routed experts."""
+        return self.family != LLAMA
+
+
+def read_model_config(model: str, search: Sequence[str | Path] = ()) -> ModelConfig:
+    """Read the configuration of a model.
+
+    Parameters
+    ----------
+    model: a directory with a `config.json`, the path of such a file, or the name of a bundled configuration
+        (`organisation/model`).
+    search: directories of bundled configurations (`organisation--model_config.json`) to look into first, then
+        those of the installed data packages.
+
+    Raises
+    ------
+    ModelConfigError: unreadable, or with missing, null, ill-typed or contradictory fields; all of them listed.
+    UnsupportedModelError: unknown name, or an architecture without a graph; the nearest known ones are named.
+    """
+    path, sidecar_path = _find(model, search)
+    config = _read_object(path)
+    sidecar = _read_object(sidecar_path) if sidecar_path.is_file() else {}
+    return parse_model_config(model, config, sidecar, str(path))
+
+
+def bundled_models(search: Sequence[str | Path] = ()) -> list[str]:
+    """Names of all bundled configurations, sorted.
+
+    >>> bundled_models(["/nonexistent"]) == bundled_models()
+    True
+    """
+    suffix, sidecar = "_config.json", "_hf_quant_config.json"
+    files = {path.name for folder in _bundles(search) for path in folder.glob(f"*{suffix}")}
+    return sorted(name.removesuffix(suffix).replace("--", "/") for name in files if not name.endswith(sidecar))
+
+
+def _find(model: str, search: Sequence[str | Path]) -> tuple[Path, Path]:
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path / "config.json", path / "hf_quant_config.json"
+    if path.is_file():
+        return path, path.with_name("hf_quant_config.json")
+    stem = model.replace("/", "--")
+    for folder in _bundles(search):
+        if (bundled := folder / f"{stem}_config.json").is_file():
+            return bundled, folder / f"{stem}_hf_quant_config.json"
+    raise _unknown_model(model, bundled_models(search))
+
+
+def _unknown_model(model: str, known: list[str]) -> UnsupportedModelError:
+    import difflib
+
+    nearest = difflib.get_close_matches(model, known, n=3, cutoff=0.3)
+    hint = f"; the nearest bundled ones are {', '.join(nearest)}" if nearest else ""
+    return UnsupportedModelError(
+        f"model {model!r} is no directory with a config.json, no such file and no bundled configuration{hint}",
+        "model",
+    )
+
+
+def _bundles(search: Sequence[str | Path]) -> list[Path]:
+    """Existing folders of bundled configurations; the packages are located but not imported."""
+    folders = [Path(folder) for folder in search]
+    for package in DATA_PACKAGES:
+        spec = importlib.util.find_spec(package)
+        folders += [Path(place) / BUNDLE for place in (spec and spec.submodule_search_locations) or ()]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelConfigError(str(path), ["the file does not exist"]) from None
+    except OSError as fault:
+        raise ModelConfigError(str(path), [f"the file cannot be read: {fault.strerror}"]) from fault
+    except ValueError as fault:
+        raise ModelConfigError(str(path), [f"not a JSON document: {fault}"]) from None
+    if not isinstance(document, dict):
+        raise ModelConfigError(str(path), [f"must be an object, found {type(document).__name__}"])
+    return document
+
+
+class _Fields:
+    """Typed access to the fields of one object that collects faults instead of raising."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str, faults: list[str]) -> None:
+        self.values = values
+        self.prefix = prefix
+        self.faults = faults
+
+    def fault(self, field: str, reason: str) -> None:
+        self.faults.append(f"{self.prefix}{field} {reason}")
+
+    def count(self, *spellings: str, required: bool = True, least: int = 1) -> int:
+        """The first spelling that has a value, an integer not below `least`; 0 when there is none."""
+        given = [name for name in spellings if self.values.get(name) is not None]
+        if not given:
+            if required:
+                null = [name for name in spellings if name in self.values]
+                self.fault(null[0] if null else " or ".join(spellings), "is null" if null else "is missing")
+            return 0
+        value = self.values[given[0]]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.fault(given[0], f"must be an integer not below {least}, found {value!r}")
+            return 0
+        return value
+
+    def agree(self, *spellings: str) -> None:
+        """Record a contradiction when spellings of the same field have different values."""
+        given = {name: self.values[name] for name in spellings if self.values.get(name) is not None}
+        if len(set(map(str, given.values()))) > 1:
+            self.fault(" and ".join(given), f"contradict each other: {', '.join(map(str, given.values()))}")
+
+    def mapping(self, field: str) -> dict[str, Any]:
+        """An optional object; null counts as absent."""
+        value = self.values.get(field)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.fault(field, f"must be an object, found {type(value).__name__}")
+            return {}
+        return value
+
+
+def parse_model_config(
+    name: str, config: Mapping[str, Any], sidecar: Mapping[str, Any] | None = None, path: str = "config.json"
+) -> ModelConfig:
+    """Check a `config.json` document with its optional `hf_quant_config.json` and return the model's shape.
+
+    Raises as `read_model_config`.
+    """
+    faults: list[str] = []
+    architecture = _architecture_name(config, faults)
+    if not architecture:
+        raise ModelConfigError(path, faults)
+    entry = find_architecture(architecture)
+
+    root = _Fields(config, "", faults)
+    text = root
+    if entry.text_config and entry.text_config in config:
+        text = _Fields(root.mapping(entry.text_config), f"{entry.text_config}.", faults)
+    quantization = root if "quantization_config" in config else text
+    shape = _shape(text, entry)
+    parsed = ModelConfig(
+        name=name,
+        architecture=architecture,
+        family=entry.family,
+        use_qk_norm=entry.use_qk_norm,
+        attention_window=entry.attention_window,
+        dtype=str(text.values.get("dtype") or text.values.get("torch_dtype") or ""),
+        quantization=quantization.mapping("quantization_config"),
+        sidecar=_Fields(sidecar or {}, "hf_quant_config.json: ", faults).mapping("quantization"),
+        **shape,
+    )
+    if faults:
+        raise ModelConfigError(path, faults)
+    return parsed
+
+
+def _architecture_name(config: Mapping[str, Any], faults: list[str]) -> str:
+    names = config.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str) and names[0]:
+        return names[0]
+    found = "is missing" if "architectures" not in config else f"must be a list of names, found {names!r}"
+    faults.append(f"architectures {found}")
+    return ""
+
+
+def _shape(fields: _Fields, entry: Architecture) -> dict[str, int]:
+    shape = {
+        "num_layers": fields.count("num_hidden_layers"),
+        "hidden_size": fields.count("hidden_size"),
+        "num_heads": fields.count("num_attention_heads"),
+        "num_kv_heads": fields.count("num_key_value_heads"),
+        "vocab_size": fields.count("vocab_size"),
+        "context_length": fields.count("max_position_embeddings"),
+        "inter_size": fields.count("intermediate_size", required=entry.family == LLAMA),
+        "head_size": fields.count(*_HEAD_SIZE, required=False),
+    }
+    heads, kv_heads = shape["num_heads"], shape["num_kv_heads"]
+    if heads and kv_heads and heads % kv_heads:
+        fields.fault("num_key_value_heads", f"must divide num_attention_heads: {kv_heads} does not divide {heads}")
+    if heads and not shape["head_size"]:
+        # The checkpoint leaves the head size to this quotient.
+        if shape["hidden_size"] % heads:
+            fields.fault("head_dim", f"is missing and {heads} heads do not divide hidden_size {shape['hidden_size']}")
+        shape["head_size"] = shape["hidden_size"] // heads
+    if entry.family in (MOE, DEEPSEEK):
+        shape |= _experts(fields)
+    if entry.family == DEEPSEEK:
+        for size in ("v_head_dim", "kv_lora_rank", "qk_rope_head_dim"):
+            shape[size] = fields.count(size, required=False)
+        shape["num_shared_experts"] = fields.count("n_shared_experts", required=False, least=0)
+        shape["num_moe_layers"] = _moe_layers(fields, shape["num_layers"])
+    return shape
+
+
+def _experts(fields: _Fields) -> dict[str, int]:
+    topk = fields.count(*_TOPK)
+    experts = fields.count(*_EXPERTS)
+    fields.agree(*_TOPK)
+    fields.agree(*_EXPERTS)
+    if topk > experts > 0:
+        fields.fault(_TOPK[0], f"must not exceed the number of experts: {topk} of {experts}")
+    return {"topk": topk, "num_experts": experts, "moe_inter_size": fields.count(*_EXPERT_SIZE)}
+
+
+def _moe_layers(fields: _Fields, layers: int) -> int:
+    """Layers with routed experts: the first ones are dense, and of the rest every `moe_layer_freq`-th has them."""
+    dense = fields.count("first_k_dense_replace", required=False, least=0)
+    frequency = fields.count("moe_layer_freq", required=False) or 1
+    if dense > layers > 0:
+        fields.fault("first_k_dense_replace", f"must not exceed num_hidden_layers: {dense} of {layers}")
+    return sum(1 for layer in range(dense, layers) if layer % frequency == 0)

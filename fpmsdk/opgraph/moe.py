@@ -1,0 +1,37 @@
+"""Graph of models with routed experts and grouped-query attention (Mixtral, gpt-oss, Qwen MoE, MiniMax-M2).
+
+The dispatches around the experts carry the reductions that dense models do after each layer.
+Source: op-level.md section 4.4, MOE family.
+"""
+
+from fpmsdk.opgraph.ops import Op
+from fpmsdk.opgraph.phase import Phase
+
+WORKLOAD = "power_law_1.2"
+
+
+def moe_ops(phase: Phase) -> tuple[Op, ...]:
+    """Operators of one phase, in order."""
+    model, tp = phase.model, phase.deployment.tp
+    return (
+        *_windowed_attention(phase),
+        phase.embedding(model.vocab_size // tp),
+        *phase.attention_block(phase.grouped_attention(scale=_full_attention_layers(phase))),
+        phase.router(),
+        phase.dispatch(before=True, is_context=True, cp_size=phase.seq_split),
+        phase.experts(WORKLOAD),
+        phase.dispatch(before=False, is_context=True, cp_size=phase.seq_split),
+        *(() if phase.is_context else (phase.logits(),)),
+        phase.all_reduce("embedding_ar", phase.once),
+        phase.p2p(),
+    )
+
+
+def _full_attention_layers(phase: Phase) -> float:
+    return phase.scale / 2 if phase.model.attention_window else phase.scale
+
+
+def _windowed_attention(phase: Phase) -> tuple[Op, ...]:
+    """The half of the layers that attends to a window, in models that have one."""
+    window = phase.model.attention_window
+    return (phase.grouped_attention(window=window, scale=phase.scale / 2),) if window else ()
