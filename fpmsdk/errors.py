@@ -106,7 +106,7 @@ class PerfDataCorruptError(FpmSdkError, ValueError):
     `path` is the file.
     """
 
-    def __init__(self, message: str, path: str) -> None:
+    def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
         self.path = path
 

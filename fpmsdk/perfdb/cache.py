@@ -13,6 +13,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from fpmsdk.paths import cache_dir
@@ -20,7 +21,7 @@ from fpmsdk.paths import cache_dir
 # Part of every key: raise it whenever the content of an entry changes its form or meaning.
 FORMAT_VERSION = 1
 ALIGNMENT = 64
-# Least recently written entries go first when a new one would exceed this.
+# When a process finds more than this, the least recently written entries go.
 SIZE_LIMIT_BYTES = 2 * 1024**3
 _MAGIC = b"fpmsdk-c"
 _HEADER = struct.Struct(f"<8sQI{ALIGNMENT - 20}x")
@@ -75,7 +76,7 @@ def store(name: str, chunks: Iterable[bytes | memoryview]) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-        _shrink(folder)
+    _shrink_once(folder)
 
 
 def _folder() -> Path | None:
@@ -90,12 +91,14 @@ def _folder() -> Path | None:
     return folder
 
 
-def _shrink(folder: Path) -> None:
-    with os.scandir(folder) as entries:
+@cache
+def _shrink_once(folder: Path) -> None:
+    """Remove the oldest entries beyond the limit; once a process, because it looks at every entry."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         files = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in entries)
-    excess = sum(size for _, size, _ in files) - SIZE_LIMIT_BYTES
-    for _, size, path in files:
-        if excess <= 0:
-            return
-        os.unlink(path)
-        excess -= size
+        excess = sum(size for _, size, _ in files) - SIZE_LIMIT_BYTES
+        for _, size, path in files:
+            if excess <= 0:
+                return
+            os.unlink(path)
+            excess -= size

@@ -36,7 +36,7 @@ def pack(keys: Sequence[Key], arrays: TableArrays) -> Iterator[bytes | memoryvie
     position = 8 + len(header)
     for array in flat:
         yield bytes(-position % ALIGNMENT)
-        content = memoryview(array).cast("B") if len(array) else memoryview(b"")
+        content = array.view(np.uint8).data
         yield content
         position += -position % ALIGNMENT + len(content)
 

@@ -5,10 +5,12 @@ One instance per process and identity; threads share it, and concurrent first lo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
 from collections.abc import Mapping
+from copy import copy
 
 import msgspec
 import numpy as np
@@ -19,7 +21,7 @@ from fpmsdk.perfdb import cache, compiled, lanes
 from fpmsdk.perfdb.hardware import SystemSpec
 from fpmsdk.perfdb.parquet import Rows, Text, read_content, read_rows
 from fpmsdk.perfdb.roots import SystemsRoot, open_root
-from fpmsdk.perfdb.slices import Block, Slices, Table, TableArrays, merge
+from fpmsdk.perfdb.slices import Block, Table, merge
 from fpmsdk.perfdb.sources import Source
 from fpmsdk.perfdb.tables import SCHEMAS, TableSchema
 
@@ -55,7 +57,8 @@ class PerfDatabase:
                 if outcome is None:
                     outcome = self._outcomes[name] = self._attempt(name)
         if isinstance(outcome, FpmSdkError):
-            raise outcome.with_traceback(None)
+            # A copy: one exception object must not collect the tracebacks of several threads.
+            raise copy(outcome)
         return outcome
 
     def lane_order(self, name: str, architecture: str | None = None, override: str | None = None) -> tuple[str, ...]:
@@ -70,9 +73,14 @@ class PerfDatabase:
             table = self.table(name)
         except PerfDataNotAvailableError:
             table = None
-        defaults = lanes.defaults_file(self.root.path)
         return lanes.lane_order(
-            table, self.backend, self.version, self.spec.sm_version, architecture, override, defaults
+            table,
+            lanes.defaults_file(self.root.path),
+            backend=self.backend,
+            version=self.version,
+            sm_version=self.spec.sm_version,
+            architecture=architecture,
+            override=override,
         )
 
     def _attempt(self, name: str) -> Table | FpmSdkError:
@@ -89,11 +97,8 @@ class PerfDatabase:
         contents = [read_content(source.path) for source in sources]
         key = cache.key("table", name.encode(), self._identity(sources, contents))
         if (stored := cache.load(key)) is not None:
-            try:
-                keys, arrays = compiled.unpack(stored)
-                return Table(Slices(keys, arrays), sources, arrays)
-            except ValueError:
-                pass
+            with contextlib.suppress(ValueError):
+                return Table.of(*compiled.unpack(stored), sources)
         blocks = [
             block
             for source, content in zip(sources, contents, strict=True)
@@ -102,10 +107,8 @@ class PerfDatabase:
         if not blocks:
             raise PerfDataNotAvailableError(self._missing(name, schema, sources))
         keys, arrays = merge(blocks)
-        for array in (*arrays.axes, *(part for part in arrays if isinstance(part, np.ndarray))):
-            array.flags.writeable = False
         cache.store(key, compiled.pack(keys, arrays))
-        return Table(Slices(keys, arrays), sources, arrays)
+        return Table.of(keys, arrays, sources)
 
     def _serves_eager(self) -> bool:
         # Parts without an SM version (Intel XPU) run collectives uncaptured.
@@ -199,13 +202,13 @@ def _latency(rows: Rows, *, allows_zero: bool) -> NDArray[np.float64]:
     bad = ~np.isfinite(latency) | ((latency < 0) if allows_zero else (latency <= 0))
     if bad.any():
         row = int(np.argmax(bad))
-        raise rows.fault(
-            f"{np.count_nonzero(bad)} of {rows.count} usable rows have an impossible latency, the first {latency[row]} ms"
+        raise rows.impossible(
+            f"{np.count_nonzero(bad)} of {rows.count} rows have an impossible latency, first {latency[row]} ms"
         )
     return latency
 
 
 def _axis(values: NDArray[np.int64] | Text, rows: Rows) -> NDArray[np.int64]:
     if isinstance(values, Text):
-        raise rows.fault("a grid axis holds text")
+        raise rows.impossible("a grid axis holds text")
     return values

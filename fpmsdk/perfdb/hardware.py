@@ -5,6 +5,7 @@ Only facts of the machine; no latency formula.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,10 +111,8 @@ class _Section:
             value = default
         # YAML 1.1 reads `3e-6`, which has no dot, as a string.
         if isinstance(value, str):
-            try:
+            with contextlib.suppress(ValueError):
                 value = float(value)
-            except ValueError:
-                pass
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise _fault(self._path, f"{self._name}.{key}", value, "a finite number")
         return float(value)

@@ -41,7 +41,13 @@ def density(table: Table, *, primary_only: bool) -> Density:
 
 
 def framework_default(
-    document: Mapping[Any, Any], backend: str, version: str, sm_version: int | None, architecture: str | None, path: str
+    document: Mapping[Any, Any],
+    path: str,
+    *,
+    backend: str,
+    version: str,
+    sm_version: int | None,
+    architecture: str | None,
 ) -> str | None:
     """Return the lane a framework uses by itself, or None when nothing is recorded.
 
@@ -58,12 +64,13 @@ def framework_default(
 
 def lane_order(
     table: Table | None,
+    defaults_path: str,
+    *,
     backend: str,
     version: str,
     sm_version: int | None,
     architecture: str | None,
     override: str | None,
-    defaults_path: str,
 ) -> tuple[str, ...]:
     """Return the lanes to try, first to last.
 
@@ -80,8 +87,15 @@ def lane_order(
         document = read_mapping(defaults_path)
     except FileNotFoundError:
         document = {}
-    # Whoever names a backend does not mean the choice a framework makes for one architecture.
-    chosen = framework_default(document, backend, version, sm_version, None if pinned else architecture, defaults_path)
+    chosen = framework_default(
+        document,
+        defaults_path,
+        backend=backend,
+        version=version,
+        sm_version=sm_version,
+        # Whoever names a backend does not mean what a framework would choose for one architecture.
+        architecture=None if pinned else architecture,
+    )
     if not pinned and chosen is None:
         return (DEFAULT_LANE,)
     if chosen not in (None, DEFAULT_LANE, *pinned):

@@ -35,10 +35,7 @@ class VersionDir(NamedTuple):
 
     def holds_data(self) -> bool:
         """Whether there is any file that is not a marker."""
-        return any(
-            not name.startswith(".") and name not in MARKERS and os.path.isfile(os.path.join(self.path, name))
-            for name in _names(self.path)
-        )
+        return any(name not in MARKERS and os.path.isfile(os.path.join(self.path, name)) for name in _names(self.path))
 
 
 class DataTree:
@@ -79,10 +76,20 @@ class DataTree:
 
 def _names(path: str) -> list[str]:
     try:
-        return sorted(os.listdir(path))
+        names = os.listdir(path)
     except OSError:
         return []
+    return sorted(name for name in names if is_resolvable(name))
+
+
+def is_resolvable(name: str) -> bool:
+    """Whether a directory entry takes part in resolution: hidden names and names that are not UTF-8 do not."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return not name.startswith(".")
 
 
 def _directories(path: str) -> Iterator[str]:
-    return (name for name in _names(path) if name[0] != "." and os.path.isdir(os.path.join(path, name)))
+    return (name for name in _names(path) if os.path.isdir(os.path.join(path, name)))

@@ -37,33 +37,42 @@ class Rows:
         """Return a column of strings."""
         column = self._columns[name]
         if not isinstance(column, Text):
-            raise self.fault(f"column {name!r} must hold text, found {column.dtype}")
+            raise _foreign(self.path, f"column {name!r} must hold text, found {column.dtype}")
         return column
 
     def integers(self, name: str) -> NDArray[np.int64]:
         """Return a column of integers."""
         column = self._columns[name]
         if isinstance(column, Text) or column.dtype.kind not in "iu":
-            raise self.fault(f"column {name!r} must hold integers, found {_type_name(column)}")
+            raise _foreign(self.path, f"column {name!r} must hold integers, found {_type_name(column)}")
         return column.astype(np.int64, copy=False)
 
     def floats(self, name: str) -> NDArray[np.float64]:
         """Return a column of numbers."""
         column = self._columns[name]
         if isinstance(column, Text) or column.dtype.kind not in "iuf":
-            raise self.fault(f"column {name!r} must hold numbers, found {_type_name(column)}")
+            raise _foreign(self.path, f"column {name!r} must hold numbers, found {_type_name(column)}")
         return column.astype(np.float64, copy=False)
 
     def take(self, keep: NDArray[np.bool_]) -> Rows:
         """Return the rows where `keep` holds."""
+        if keep.all():
+            return self
         columns = {
             name: Text(column.codes[keep], column.values) if isinstance(column, Text) else column[keep]
             for name, column in self._columns.items()
         }
         return Rows(self.path, columns, int(np.count_nonzero(keep)))
 
-    def fault(self, reason: str) -> PerfDataCorruptError:
-        """Return the error for values that cannot be used."""
+    def flags(self, name: str) -> NDArray[np.bool_]:
+        """Return a column of truth values."""
+        column = self._columns[name]
+        if isinstance(column, Text) or column.dtype.kind != "b":
+            raise _foreign(self.path, f"column {name!r} must hold truth values, found {_type_name(column)}")
+        return column
+
+    def impossible(self, reason: str) -> PerfDataCorruptError:
+        """Return the error for values that no measurement can have."""
         return PerfDataCorruptError(f"{self.path}: {reason}; reinstall or repair the data", self.path)
 
 
@@ -90,7 +99,8 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
 
     Parameters: `content`, its bytes; `required` columns must exist and be complete; `optional` ones are left
     out when absent.
-    Raises: `PerfDataCorruptError`.
+    Raises: `PerfDataCorruptError` when the file is damaged, `PerfDataNotAvailableError` when it is not the table
+    it should be.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -105,9 +115,7 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
         file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=text)
         wanted = [*required, *(name for name in optional if name in schema.names)]
         if missing := [name for name in required if name not in schema.names]:
-            raise PerfDataCorruptError(
-                f"{path}: columns {missing} are missing, found {schema.names}; reinstall or repair the data", path
-            )
+            raise _foreign(path, f"columns {missing} are missing, found {schema.names}")
         table = file.read(columns=wanted, use_threads=False)
     except (pa.ArrowException, OSError) as fault:
         raise PerfDataCorruptError(
@@ -117,9 +125,7 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
     for name in wanted:
         column = table.column(name)
         if column.null_count and name in required:
-            raise PerfDataCorruptError(
-                f"{path}: column {name!r} has {column.null_count} empty values; reinstall or repair the data", path
-            )
+            raise _foreign(path, f"column {name!r} has {column.null_count} empty values")
         columns[name] = _numpy(column)
     return Rows(path, columns, table.num_rows)
 
@@ -139,6 +145,11 @@ def _numpy(column: Any) -> NDArray[Any] | Text:
     codes = [chunk.indices for chunk in chunks]
     filled = [index.fill_null(values.index("")) if index.null_count else index for index in codes]
     return Text(np.concatenate([np.asarray(index.to_numpy(), np.int32) for index in filled]), values)
+
+
+def _foreign(path: str, reason: str) -> PerfDataNotAvailableError:
+    """A sound Parquet file that is not the table it should be provides no data."""
+    return PerfDataNotAvailableError(f"perf database error: {path}: {reason}; reinstall or repair the data")
 
 
 def _type_name(column: NDArray[Any] | Text) -> str:

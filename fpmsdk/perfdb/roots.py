@@ -94,11 +94,12 @@ class SystemsRoot:
         entry = slot_entry(document, system, backend, path)
         if entry is None or not self.tree(system).versions(backend):
             return None
-        following = None
-        if not entry.is_override:
-            fleet = set(self.systems()) - overriding_systems(document, backend, path)
-            following = newer_than(entry.current, self._measured_versions(fleet, backend))
-        return Slots(entry.current, entry.previous, following)
+        if entry.is_override:
+            return Slots(entry.current, entry.previous, lambda: None)
+        fleet = set(self.systems()) - overriding_systems(document, backend, path)
+        return Slots(
+            entry.current, entry.previous, lambda: newer_than(entry.current, self._measured_versions(fleet, backend))
+        )
 
     def _measured_versions(self, systems: set[str], backend: str) -> set[str]:
         return {
@@ -116,9 +117,13 @@ class SystemsRoot:
         Raises: `UnlistedVersionError`, `UnknownSystemError`, `PerfDataCorruptError`.
         Source: op-level.md section 1.2.
         """
-        slots = self.slots(system, backend)
-        has_dir = slots is not None and slots.next in self.tree(system).versions(backend)
-        return choose(requested, slots, system, backend, has_dir=has_dir, allow_unlisted=allow_unlisted)
+        return choose(
+            requested,
+            self.slots(system, backend),
+            self.tree(system).versions(backend),
+            f"{backend} on {system}",
+            allow_unlisted=allow_unlisted,
+        )
 
     def sources(
         self, system: str, backend: str, version: str, table: str, *, shared: bool = True, strict: bool = False

@@ -80,6 +80,14 @@ class Table(NamedTuple):
     sources: tuple[Source, ...]
     arrays: TableArrays
 
+    @classmethod
+    def of(cls, keys: Sequence[Key], arrays: TableArrays, sources: tuple[Source, ...]) -> Table:
+        """Return the table of these arrays, which from now on cannot be written."""
+        power = () if arrays.power_w is None else (arrays.power_w,)
+        for array in (arrays.offsets, *arrays.axes, arrays.latency_ms, *power, arrays.order, arrays.primary_rows):
+            array.flags.writeable = False
+        return cls(Slices(keys, arrays), sources, arrays)
+
     @property
     def rows(self) -> int:
         """Number of distinct coordinates."""

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from fpmsdk.errors import PerfDataNotAvailableError
 from fpmsdk.perfdb.parquet import Rows, Text
 
-KernelRewrite = tuple[str, str]
-
 # Attention heads of the unsharded model, by checkpoint of the fused MLA modules.
 NATIVE_HEADS = {
     "deepseek-ai/DeepSeek-V3": 128,
@@ -140,7 +138,9 @@ def _low_latency(rows: Rows, _eager: bool) -> NDArray[np.bool_]:
 
 
 def _throughput(rows: Rows, eager: bool) -> NDArray[np.bool_]:
-    return ~_low_latency(rows, eager)
+    keep = ~_low_latency(rows, eager)
+    # Measured, but not what the framework would run by itself.
+    return keep & rows.flags("default_eligible") if "default_eligible" in rows else keep
 
 
 _LANE = Column((), _lane, ("kernel_source",))
@@ -195,7 +195,9 @@ SCHEMAS: dict[str, TableSchema] = {
         (_text("bmm_dtype"), _text("op_name"), _integer("num_heads")),
         _integers("num_tokens"),
     ),
-    "moe_perf": TableSchema("moe_perf.parquet", _MOE_KEY, _integers("num_tokens"), admit=_throughput),
+    "moe_perf": TableSchema(
+        "moe_perf.parquet", _MOE_KEY, _integers("num_tokens"), admit=_throughput, reads=("default_eligible",)
+    ),
     "moe_perf_low_latency": TableSchema("moe_perf.parquet", _MOE_KEY, _integers("num_tokens"), admit=_low_latency),
     "custom_allreduce_perf": TableSchema(
         "custom_allreduce_perf.parquet",

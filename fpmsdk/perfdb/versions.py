@@ -6,7 +6,8 @@ Decides on names; whether tables exist is found out when they are loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpmsdk.errors import PerfDataCorruptError, UnlistedVersionError
@@ -30,16 +31,26 @@ class ResolvedVersion(NamedTuple):
     tolerate_dirless: bool
 
 
-class Slots(NamedTuple):
-    """The queryable versions of one system and backend; absent ones are None."""
+class Slots:
+    """The queryable versions of one system and backend.
 
-    current: str
-    previous: str | None
-    next: str | None
+    Parameters: `find_next`, finds the version after `current`, or None; called on first use, because that
+    means looking through every system.
+    """
+
+    def __init__(self, current: str, previous: str | None, find_next: Callable[[], str | None]) -> None:
+        self.current, self.previous = current, previous
+        self._find_next = find_next
+
+    @cached_property
+    def next(self) -> str | None:
+        """The version after `current`, or None."""
+        return self._find_next()
 
     def listed(self) -> dict[str, str]:
         """Return the slots that exist, by alias."""
-        return {alias: version for alias, version in self._asdict().items() if version is not None}
+        slots = {"current": self.current, "previous": self.previous, "next": self.next}
+        return {alias: version for alias, version in slots.items() if version is not None}
 
 
 def parse_version(text: str) -> Version | None:
@@ -94,37 +105,45 @@ def newer_than(current: str, candidates: Iterable[str]) -> str | None:
 
 
 def choose(
-    requested: str | None, slots: Slots | None, system: str, backend: str, *, has_dir: bool, allow_unlisted: bool
+    requested: str | None,
+    slots: Slots | None,
+    present: Container[str],
+    where: str,
+    *,
+    allow_unlisted: bool,
 ) -> ResolvedVersion:
     """Map a requested version or alias onto the slots.
 
     Parameters: `requested`, a literal version, an alias, or None for the default; `slots`, None when nothing
-    governs the system; `has_dir`, whether the system has a directory of the `next` version.
+    governs the system; `present`, the versions the system has directories of; `where`, backend and system, for
+    messages.
     Raises: `UnlistedVersionError`.
     Source: op-level.md section 1.2.
     """
     if slots is None:
         if requested in ALIASES:
             raise UnlistedVersionError(
-                f"no queryable versions are defined for {backend} on {system}, so {requested!r} has no meaning; "
-                "name a version"
+                f"no queryable versions are defined for {where}, so {requested!r} has no meaning; name a version"
             )
         return ResolvedVersion(requested, False)
-    listed = slots.listed()
     requested = requested or "current"
-    if requested in ALIASES and requested not in listed:
-        raise UnlistedVersionError(f"{backend} on {system} has no {requested!r} version; accepted: {_accepted(listed)}")
-    version = listed.get(requested, requested)
-    if version not in listed.values() and not (allow_unlisted or _allowed_by_environment()):
-        raise UnlistedVersionError(
-            f"{backend} version {version!r} is not queryable on {system}; accepted: {_accepted(listed)}. "
-            f"Set {ALLOW_VARIABLE}=1 to query it nevertheless"
-        )
-    return ResolvedVersion(version, version == slots.next and not has_dir)
+    version: str | None = getattr(slots, requested) if requested in ALIASES else requested
+    if version is None:
+        raise UnlistedVersionError(f"{where} has no {requested!r} version; accepted: {_accepted(slots)}")
+    if version in (slots.current, slots.previous):
+        return ResolvedVersion(version, False)
+    if version == slots.next:
+        return ResolvedVersion(version, version not in present)
+    if allow_unlisted or _allowed_by_environment():
+        return ResolvedVersion(version, False)
+    raise UnlistedVersionError(
+        f"version {version!r} of {where} is not queryable; accepted: {_accepted(slots)}. "
+        f"Set {ALLOW_VARIABLE}=1 to query it nevertheless"
+    )
 
 
-def _accepted(listed: Mapping[str, str]) -> str:
-    return ", ".join(f"{alias} = {version}" for alias, version in listed.items())
+def _accepted(slots: Slots) -> str:
+    return ", ".join(f"{alias} = {version}" for alias, version in slots.listed().items())
 
 
 def _allowed_by_environment() -> bool:
