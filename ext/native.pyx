@@ -9,7 +9,7 @@ from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
 from fpmsdk._ext.features cimport FAULT_NONE, KIND_IDLE, FaultSite, check_ranks, fault_error
 from fpmsdk._ext.frames cimport LengthLists, Records, free_lists, is_rank, read_iterations
-from fpmsdk._ext.operators cimport OP_OK, OpAnswer, OpList, OpQuery, Operator
+from fpmsdk._ext.operators cimport OP_OK, OpAnswer, OpList, OpQuery, OpSol, Operator
 
 NATIVE_KINDS = ("prefill", "decode", "mixed")
 
@@ -82,9 +82,18 @@ cdef char* roles_of(OpList operators) except NULL:
     return roles
 
 
-cdef int add_price(OpList operators, Py_ssize_t i, const OpQuery* query, OpAnswer* total) noexcept nogil:
+cdef int add_price(
+    OpList operators, Py_ssize_t i, const OpQuery* query, bint speed_of_light, OpAnswer* total
+) noexcept nogil:
     cdef OpAnswer answer
-    cdef int status = (<Operator>operators.pointers[i]).price(query, &answer)
+    cdef OpSol sol
+    cdef int status
+    if speed_of_light:
+        status = (<Operator>operators.pointers[i]).sol(query, &sol)
+        if status == OP_OK:
+            total.latency_ms += sol.latency_ms * (<Operator>operators.pointers[i]).scale_factor
+        return status
+    status = (<Operator>operators.pointers[i]).price(query, &answer)
     if status == OP_OK:
         total.latency_ms += answer.latency_ms
         total.energy_wms += answer.energy_wms
@@ -98,14 +107,16 @@ cdef class OpLevelEngine(NativeEngine):
     ----------
     context_ops, generation_ops: compiled operators in graph order.
     describe_miss: called with (operator, status, query) to make the exception of a pass that cannot be priced.
+    speed_of_light: price from the roofline alone instead of measurements.
     """
 
-    def __init__(self, context_ops, generation_ops, describe_miss):
+    def __init__(self, context_ops, generation_ops, describe_miss, bint speed_of_light=False):
         self.context_ops = OpList(context_ops)
         self.generation_ops = OpList(generation_ops)
         self.context_roles = roles_of(self.context_ops)
         self.generation_roles = roles_of(self.generation_ops)
         self.describe_miss = describe_miss
+        self.speed_of_light = speed_of_light
 
     def __dealloc__(self):
         free(self.context_roles)
@@ -121,7 +132,8 @@ cdef class OpLevelEngine(NativeEngine):
         cdef int status
         for i in range(self.context_ops.size):
             status = add_price(
-                self.context_ops, i, &last_tokens if self.context_roles[i] == LOGITS else &all_tokens, total
+                self.context_ops, i, &last_tokens if self.context_roles[i] == LOGITS else &all_tokens,
+                self.speed_of_light, total,
             )
             if status != OP_OK:
                 return status
@@ -133,7 +145,7 @@ cdef class OpLevelEngine(NativeEngine):
         cdef Py_ssize_t i
         cdef int status
         for i in range(self.generation_ops.size):
-            status = add_price(self.generation_ops, i, &query, total)
+            status = add_price(self.generation_ops, i, &query, self.speed_of_light, total)
             if status != OP_OK:
                 return status
         return OP_OK
@@ -158,15 +170,17 @@ cdef class OpLevelEngine(NativeEngine):
         for i in range(self.context_ops.size):
             role = self.context_roles[i]
             if role == CONTEXT_ATTENTION:
-                status = add_price(self.context_ops, i, &prefill, &attention)
+                status = add_price(self.context_ops, i, &prefill, self.speed_of_light, &attention)
             else:
-                status = add_price(self.context_ops, i, &logits if role == LOGITS else &token_wise, total)
+                status = add_price(
+                    self.context_ops, i, &logits if role == LOGITS else &token_wise, self.speed_of_light, total
+                )
             if status != OP_OK:
                 return status
         total.latency_ms += attention.latency_ms / <double>((isl + prefill_tokens - 1) // prefill_tokens)
         for i in range(self.generation_ops.size):
             if self.generation_roles[i] == GENERATION_ATTENTION:
-                status = add_price(self.generation_ops, i, &decode, total)
+                status = add_price(self.generation_ops, i, &decode, self.speed_of_light, total)
                 if status != OP_OK:
                     return status
         return OP_OK
@@ -311,6 +325,10 @@ cdef class NativeView(ServingView):
             return fault_error(site)
         self.native_ms(ranks, num_ranks, &latency_ms, &faulty)
         return self.engine.explain(&ranks[faulty])
+
+    def tables(self):
+        """Published factors of the prefill, decode and mixed stores; empty when correction is disabled."""
+        return () if self.prefill is None else (self.prefill, self.decode, self.mixed)
 
     def estimate_parts(self, metrics, decode_frame):
         """(native latency ms, correction factor, slowest rank or None) of one iteration."""

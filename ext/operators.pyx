@@ -2,7 +2,7 @@
 # `sol` its speed of light. Everything that does not depend on the query (table slices, neighbours, byte counts, rates)
 # is settled by the constructor.
 
-from libc.math cimport floor
+from libc.math cimport floor, isfinite
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
@@ -15,6 +15,9 @@ import numpy as np
 
 cnp.import_array()
 
+MISSING_FLOPS = OP_NO_FLOPS
+UNEVEN_BATCH = OP_UNEVEN_BATCH
+NOT_FINITE = OP_NOT_FINITE
 SOURCES = {FROM_SILICON: "silicon", FROM_FORMULA: "empirical", FROM_SOL: "sol", FROM_ESTIMATE: "estimated"}
 
 
@@ -34,15 +37,6 @@ cdef double transfer_ms(const Hardware* hardware, double num_bytes) noexcept nog
     return num_bytes / hardware.mem_bw_bytes_per_s * 1000.0
 
 
-cdef double group_bw_bytes_per_s(const Hardware* hardware, int64_t gpus) noexcept nogil:
-    # Point-to-point bandwidth inside a group of GPUs (section 1.1).
-    if gpus <= hardware.gpus_per_node:
-        return hardware.intra_node_bw_bytes_per_s
-    if hardware.gpus_per_rack == 0 or gpus <= hardware.gpus_per_rack:
-        return hardware.inter_node_bw_bytes_per_s
-    return hardware.inter_rack_bw_bytes_per_s
-
-
 cdef void take(const Measurement* found, OpAnswer* answer) noexcept nogil:
     answer.latency_ms = found.latency_ms
     answer.energy_wms = found.power_w * found.latency_ms
@@ -53,6 +47,12 @@ cdef void roofline(double math_ms, double memory_ms, OpSol* sol) noexcept nogil:
     sol.latency_ms = max(math_ms, memory_ms)
     sol.math_ms = math_ms
     sol.memory_ms = memory_ms
+
+
+cdef void add_memory(double memory_ms, OpSol* sol) noexcept nogil:
+    # A kernel that runs after the others and only moves bytes.
+    sol.latency_ms += memory_ms
+    sol.memory_ms += memory_ms
 
 
 cdef class Operator:
@@ -80,6 +80,8 @@ cdef class Operator:
         cdef int status
         answer.energy_wms = 0.0
         status = self.measure(query, answer)
+        if status == OP_OK and not isfinite(answer.latency_ms):
+            return OP_NOT_FINITE
         if status == OP_OK:
             answer.latency_ms = max(answer.latency_ms, 0.0) * self.scale_factor
             answer.energy_wms = max(answer.energy_wms, 0.0) * self.scale_factor
@@ -315,6 +317,8 @@ cdef double generation_attention_sol_at(const void* params, const double* coordi
 
 cdef double computed_share(double full, double prefix) noexcept nogil:
     # Part of the attention triangle that a prefix leaves to be computed.
+    if full == 0.0:
+        return 0.0
     return (full * full - prefix * prefix) / (full * full)
 
 
@@ -380,14 +384,22 @@ cdef class ContextAttention(Operator):
         return status
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
-        cdef double full = <double>(query.seq_len + query.prefix), share
+        cdef double full = <double>(query.seq_len + query.prefix), b = <double>query.batch
+        cdef double kv_heads, num_bytes, share
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        context_attention_sol(&self.shape, self.num_heads, full, <double>query.batch, sol)
-        share = computed_share(full, <double>query.prefix)
-        sol.latency_ms = sol.latency_ms * share + self.extra_sol_ms
-        sol.math_ms *= share
-        sol.memory_ms *= share
+        # Only new tokens are read and written as queries; the cache is read whole.
+        kv_heads = self.shape.num_kv_heads if self.shape.num_kv_heads > 0.0 else self.num_heads
+        context_attention_sol(&self.shape, self.num_heads, full, b, sol)
+        num_bytes = 2.0 * b * (2.0 * self.num_heads * <double>query.seq_len * self.shape.head_size)
+        num_bytes += self.shape.kv_bytes_per_element * b * 2.0 * kv_heads * full * self.shape.head_size
+        # A window bounds what each new token sees; without one, attention is the rest of the triangle.
+        if 0.0 < self.shape.window < full:
+            share = <double>query.seq_len / full
+        else:
+            share = computed_share(full, <double>query.prefix)
+        roofline(sol.math_ms * share, transfer_ms(&self.hardware, num_bytes), sol)
+        add_memory(self.extra_sol_ms, sol)
         return OP_OK
 
 
@@ -467,7 +479,7 @@ cdef class GenerationAttention(Operator):
         generation_attention_sol(
             &self.shape, self.num_heads, <double>(query.batch // self.scale_num_tokens), <double>query.seq_len, sol
         )
-        sol.latency_ms += self.extra_sol_ms
+        add_memory(self.extra_sol_ms, sol)
         return OP_OK
 
 
@@ -512,7 +524,7 @@ cdef class Collective(Operator):
         cdef double size
         cdef Measurement found
         answer.latency_ms = answer.energy_wms = 0.0
-        answer.sources = FROM_SILICON
+        answer.sources = FROM_FORMULA
         if self.is_alone:
             return OP_OK
         if self.table is None:
@@ -543,21 +555,20 @@ cdef class PipelineTransfer(Operator):
         self.bytes_per_token = hidden_size * 2.0
         self.seq_split = seq_split
 
-    cdef double bytes_ms(self, const OpQuery* query) noexcept nogil:
+    cdef double bytes_s(self, const OpQuery* query) noexcept nogil:
         cdef double num_bytes = <double>ceil_div(query.tokens, self.seq_split) * self.bytes_per_token
         return num_bytes / self.hardware.inter_node_bw_bytes_per_s
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         answer.latency_ms = answer.energy_wms = 0.0
-        answer.sources = FROM_FORMULA
+        answer.sources = FROM_SILICON
         if self.pp_size > 1:
-            answer.latency_ms = (self.bytes_ms(query) + self.hardware.p2p_latency_s) * 1000.0
+            answer.sources = FROM_FORMULA
+            answer.latency_ms = (self.bytes_s(query) + self.hardware.p2p_latency_s) * 1000.0
         return OP_OK
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
-        roofline(0.0, 0.0, sol)
-        if self.pp_size > 1:
-            sol.latency_ms = self.bytes_ms(query) * 1000.0
+        roofline(0.0, self.bytes_s(query) * 1000.0 if self.pp_size > 1 else 0.0, sol)
         return OP_OK
 
 

@@ -134,7 +134,7 @@ cdef class GemmSite:
             covering = (low <= begin) & (begin <= high)
             candidates = np.flatnonzero(covering) if covering.any() else np.arange(len(site_n))
             chosen = nearest_sites(candidates, distance, distance_n, distance_k)
-            if not rows or not np.array_equal(chosen, rows[-1][1]):
+            if not rows or not np.array_equal(chosen, rows[len(rows) - 1][1]):
                 rows.append((begin, chosen))
         self.neighbourhoods = <Neighbourhood*>malloc(len(rows) * sizeof(Neighbourhood))
         if self.neighbourhoods == NULL:

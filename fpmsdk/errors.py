@@ -15,6 +15,7 @@ __all__ = [
     "LaunchConfigError",
     "MetricsError",
     "MissingCapabilityError",
+    "MissingSystemFlopsError",
     "ModelConfigError",
     "PerfDataCorruptError",
     "PerfDataNotAvailableError",
@@ -109,6 +110,10 @@ class PerfDataCorruptError(FpmSdkError, ValueError):
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class MissingSystemFlopsError(FpmSdkError, ValueError):
+    """The system states no FLOPS for the compute dtype of an operator."""
 
 
 class PerfDataWarning(UserWarning):

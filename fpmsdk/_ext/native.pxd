@@ -33,6 +33,7 @@ cdef class OpLevelEngine(NativeEngine):
     cdef char* context_roles
     cdef char* generation_roles
     cdef readonly object describe_miss
+    cdef readonly bint speed_of_light
 
     cdef int context_pass(
         self, int64_t batch, int64_t seq_len, int64_t prefix, OpAnswer* total

@@ -23,6 +23,7 @@ cdef enum OpStatus:
     OP_MISS              # no measurement to answer from
     OP_NO_FLOPS          # the system has no rate for the compute dtype
     OP_UNEVEN_BATCH      # the batch does not divide by scale_num_tokens
+    OP_NOT_FINITE        # the answer overflows
 
 cdef struct OpAnswer:
     double latency_ms
@@ -38,12 +39,8 @@ cdef struct Hardware:
     double mem_bw_bytes_per_s
     double mem_bw_scaling_factor
     double mem_latency_s
-    double p2p_latency_s
-    double intra_node_bw_bytes_per_s
     double inter_node_bw_bytes_per_s
-    double inter_rack_bw_bytes_per_s
-    int64_t gpus_per_node
-    int64_t gpus_per_rack        # 0: unbounded
+    double p2p_latency_s
 
 
 cdef class Operator:

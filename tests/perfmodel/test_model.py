@@ -73,8 +73,9 @@ def test_auto_over_an_unknown_system_falls_back_to_regression_and_says_why():
     assert provenance["selected_systems_root"] is None
 
 
-def test_a_denied_candidate_is_an_error_that_names_what_is_missing():
-    with pytest.raises(ValueError, match="public performance database"):
+def test_a_denied_candidate_is_an_error_that_says_how_to_get_data(monkeypatch):
+    monkeypatch.setattr("fpmsdk.config.systems.packaged_systems_root", lambda: None)
+    with pytest.raises(errors.UnknownSystemError, match="set FPMSDK_SYSTEMS_PATH to a systems root"):
         build(estimation_mode="op_level", system="nosuch")
 
 

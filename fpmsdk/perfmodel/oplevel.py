@@ -1,0 +1,204 @@
+"""Op-level models: the public performance database priced operator by operator.
+
+Builds the engine of a configuration from one systems root and answers the static queries.
+Source: op-level.md section 5; fpm-model.md sections 2.1 and 4.
+"""
+
+import os
+from typing import Any
+
+from fpmsdk._ext.native import OpLevelEngine
+from fpmsdk._ext.operators import MISSING_FLOPS, NOT_FINITE, UNEVEN_BATCH, Operator
+from fpmsdk.errors import (
+    ConfigError,
+    MetricsError,
+    MissingCapabilityError,
+    MissingSystemFlopsError,
+    PerfDataNotAvailableError,
+)
+from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
+from fpmsdk.perfdb import PerfDatabase, open_database, open_root
+from fpmsdk.perfmodel.native import NativeKind
+from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
+from fpmsdk.perfmodel.oplevel_tables import tables_of
+
+# Tokens between two priced steps of a static decode.
+_STRIDE = 32
+_SERVED_MODES = ("SILICON", "SOL")
+
+
+class OpLevelKind(NativeKind):
+    """An op-level model with the queries that only it answers."""
+
+    def __init__(self, engine: OpLevelEngine, spec: EngineSpec, config: dict[str, Any]) -> None:
+        super().__init__("op_level", engine, config)
+        self.spec = spec
+        self._engine = engine
+        self._draft_width = config["nextn"] + 1
+
+    def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
+        """Latency of a whole prefill, or of all decode steps after the first token."""
+        if prefill:
+            return self.prefill_latency(batch_size, input_tokens, 0)
+        batch = _positive("batch_size", batch_size) * self._draft_width
+        total = 0.0
+        for step in range(0, output_tokens - 1, _STRIDE):
+            latency = self._engine.generation_latency(batch, _positive("input_tokens", input_tokens) + step + 1)
+            total += latency * min(_STRIDE, output_tokens - 1 - step)
+        return total
+
+    def static_phase_diagnostics(
+        self, batch_size: int, context_length: int, prefix: int, *, prefill: bool
+    ) -> list[dict[str, Any]]:
+        """Name, latency, energy, source and speed of light of each operator of one step."""
+        batch, length = _positive("batch_size", batch_size), _positive("context_length", context_length)
+        if prefill:
+            new = _positive("context_length - prefix", length - prefix)
+            self._engine.context_latency(batch, new, prefix)  # raises what explains a missing operator
+            rows = self._engine.context_breakdown(batch, new, prefix)
+        else:
+            self._engine.generation_latency(batch * self._draft_width, length + 1)
+            rows = self._engine.generation_breakdown(batch * self._draft_width, length + 1)
+        return _rows(rows)
+
+    def prefill_latency(self, batch_size: int, isl: int, prefix: int) -> float:
+        """Latency of one prefill of `isl` tokens, `prefix` of them cached."""
+        batch = _positive("batch_size", batch_size)
+        return self._engine.context_latency(batch, _positive("isl - prefix", isl - prefix), prefix)
+
+    def prefill_latency_total(self, batch_size: int, prefill_tokens: int, kv_tokens: int) -> float:
+        """Latency of one prefill, by totals over its requests."""
+        batch = _positive("batch_size", batch_size)
+        return self._engine.context_latency(batch, prefill_tokens // batch, kv_tokens // batch)
+
+    def decode_latency_total(self, batch_size: int, past_kv_tokens: int) -> float:
+        """Latency of one decode step, by the KV total of its requests."""
+        batch = _positive("batch_size", batch_size)
+        return self._engine.generation_latency(batch, past_kv_tokens // batch)
+
+    def decode_kv_ceiling(self) -> int | None:
+        """None: operators extrapolate."""
+        return None
+
+
+def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind, dict[str, Any]]:
+    """The op-level model of a configuration over one systems root, and the configuration that pins it.
+
+    Raises
+    ------
+    UnknownSystemError, UnlistedVersionError, UnsupportedModelError, PerfDataNotAvailableError: another root or kind of
+        model may still answer.
+    ConfigError, PerfDataCorruptError: nothing else should.
+    """
+    if config["database_mode"] not in _SERVED_MODES:
+        raise MissingCapabilityError(
+            f"database_mode {config['database_mode']!r} is not part of this release; use {' or '.join(_SERVED_MODES)}"
+        )
+    root = open_root(root_path)
+    system, backend = config["system"], config["backend"]
+    hardware = root.spec(system)
+    resolved = root.resolve_version(system, backend, config["backend_version"])
+    if resolved.version is None:
+        raise ConfigError(
+            f"invalid engine config: backend_version is required: nothing says which {backend} version {system} runs",
+            "backend_version",
+        )
+    model = read_model_config(config["model"], [os.path.join(os.path.dirname(root.path), "model_configs")])
+    deployment = Deployment.from_config(
+        config,
+        backend_version=resolved.version,
+        sm_version=hardware.sm_version,
+        systems_path=root.path,
+        tolerate_dirless_version=resolved.tolerate_dirless,
+    )
+    sharing = config["enable_shared_layer"]
+    database = open_database(
+        root,
+        system,
+        backend,
+        resolved.version,
+        enable_shared_layer=config["database_mode"] == "SILICON" if sharing is None else sharing,
+        strict_provenance=config["strict_provenance"],
+        tolerate_dirless=resolved.tolerate_dirless,
+    )
+
+    def lanes(_kind: str, table: str) -> tuple[str, ...]:
+        return database.lane_order(table, model.architecture, config["attention_backend"])
+
+    spec = build_graph(model, deployment, lanes)
+    compiler = OperatorCompiler(hardware, tables_of(database, hardware))
+    engine = OpLevelEngine(
+        [compiler.compile(op) for op in spec.context_ops],
+        [compiler.compile(op) for op in spec.generation_ops],
+        _Misses(database, system, spec).describe,
+        speed_of_light=config["database_mode"] == "SOL",
+    )
+    pinned = config | {
+        "backend_version": resolved.version,
+        "transfer_policy": _explicit_policy(config["transfer_policy"]),
+        "systems_paths": [root.path],
+    }
+    return OpLevelKind(engine, spec, pinned), pinned
+
+
+def _explicit_policy(policy: list[str] | None) -> list[str]:
+    every = ["xshape", "xquant", "xprofile", "xop"]
+    return every if policy is None else [kind for kind in every if kind in policy]
+
+
+class _Misses:
+    """Turns an operator that cannot answer into an exception that says what is missing and what to do."""
+
+    def __init__(self, database: PerfDatabase, system: str, spec: EngineSpec) -> None:
+        self._database = database
+        self._where = f"{system}, {spec.engine['backend']} {spec.engine['backend_version']}"
+
+    def describe(self, operator: Operator, status: int, query: tuple[int, int, int, int]) -> Exception:
+        batch, seq_len, prefix, tokens = query
+        asked = f"{operator.name} at batch {batch}, length {seq_len}, prefix {prefix}, {tokens} tokens"
+        if status == MISSING_FLOPS:
+            return MissingSystemFlopsError(
+                f"{asked}: {self._where} has no FLOPS for its compute dtype; choose another quantisation"
+            )
+        if status == UNEVEN_BATCH:
+            return MetricsError(f"{asked}: the batch does not divide by the operator's scale_num_tokens")
+        if status == NOT_FINITE:
+            return MetricsError(f"{asked}: the latency is beyond the range of numbers; check the token counts")
+        return PerfDataNotAvailableError(
+            f"perf database error: no measurement answers {asked} ({self._where}); "
+            "use data that cover this shape, another version or another estimation_mode"
+        )
+
+
+def _rows(breakdown: list[tuple[Operator, tuple[Any, ...]]]) -> list[dict[str, Any]]:
+    # Operators of one name are one row, at the place of the first.
+    rows: dict[str, dict[str, Any]] = {}
+    for operator, (_, latency_ms, energy_wms, source, limits) in breakdown:
+        sol = None if limits is None else dict(zip(("latency_ms", "math_ms", "memory_ms"), limits, strict=True))
+        details = {
+            "sol": sol,
+            "sol_unavailable_reason": None if sol else "the system has no FLOPS for the compute dtype",
+            "fallbacks": [],
+        }
+        row = rows.get(operator.name)
+        if row is None:
+            rows[operator.name] = {
+                "name": operator.name,
+                "latency_ms": latency_ms,
+                "energy_wms": energy_wms,
+                "source": source,
+                "details": details,
+            }
+            continue
+        row["latency_ms"] += latency_ms
+        row["energy_wms"] += energy_wms
+        row["source"] = source if row["source"] == source else "mixed"
+        known = row["details"]["sol"]
+        row["details"]["sol"] = None if known is None or sol is None else {key: known[key] + sol[key] for key in sol}
+    return list(rows.values())
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"invalid engine config: {name} must be a positive integer, found {value!r}", name)
+    return value
