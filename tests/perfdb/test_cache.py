@@ -82,10 +82,8 @@ def test_a_rule_of_the_system_is_part_of_the_identity(systems, monkeypatch):
     systems.hardware("xpu", gpu={"sm_version": None})
     row = {"num_gpus": 2, "message_size": 1, "kernel_source": "custom_eager", "latency": 1.0}
     systems.table("comm/vllm/1.0", "custom_allreduce_perf", [row, row | {"num_gpus": 4, "kernel_source": "graph"}])
-    counts = []
-    for system in ("x100", "xpu"):
-        counts.append(open_database(systems.path, system, "vllm", "1.0").table("custom_allreduce_perf").rows)
-    assert counts == [1, 2]
+    served = [open_database(systems.path, system, "vllm", "1.0") for system in ("x100", "xpu")]
+    assert [opened.table("custom_allreduce_perf").rows for opened in served] == [1, 2]
 
 
 @pytest.mark.parametrize("at", [0, 9, 17, 64, 80, 200, -1])
