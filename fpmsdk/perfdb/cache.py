@@ -18,8 +18,6 @@ from pathlib import Path
 
 from fpmsdk.paths import cache_dir
 
-# Part of every key: raise it whenever the content of an entry changes its form or meaning.
-FORMAT_VERSION = 1
 ALIGNMENT = 64
 # When a process finds more than this, the least recently written entries go.
 SIZE_LIMIT_BYTES = 2 * 1024**3
@@ -28,9 +26,9 @@ _HEADER = struct.Struct(f"<8sQI{ALIGNMENT - 20}x")
 
 
 def key(kind: str, *parts: bytes) -> str:
-    """Return the name of the entry of this kind that follows from `parts` alone."""
-    digest = hashlib.sha256(f"{kind}/{FORMAT_VERSION}/".encode())
-    for part in parts:
+    """Return the name of the entry of this kind that follows from `parts` and the code of this package."""
+    digest = hashlib.sha256(kind.encode())
+    for part in (_code_digest(), *parts):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return f"{kind}-{digest.hexdigest()}"
@@ -89,6 +87,15 @@ def _folder() -> Path | None:
     except OSError:
         return None
     return folder
+
+
+@cache
+def _code_digest() -> bytes:
+    """Digest of this package: an entry made by other code is never found, whatever changed in it."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py*")):
+        digest.update(path.read_bytes())
+    return digest.digest()
 
 
 @cache

@@ -25,13 +25,15 @@ class Entry(NamedTuple):
     """One thing that resolution can see.
 
     `kind` is file, directory, unread (a dangling link or special file) or absent (the data dir, when missing);
-    `name` starts with root/, data/ or external/; `size_bytes` and `sha256` describe a file's content.
+    `name` starts with root/, data/ or external/; `size_bytes` and `sha256` describe a file's content, `target`
+    a link that leads nowhere.
     """
 
     kind: str
     name: str
     size_bytes: int = 0
     sha256: str = ""
+    target: str = ""
 
 
 class Fingerprint(NamedTuple):
@@ -109,7 +111,7 @@ def _leaf(path: str, name: str) -> Entry:
     except FileNotFoundError:
         regular = False
     if not regular:
-        return Entry("unread", name)
+        return Entry("unread", name, target=os.readlink(path) if os.path.islink(path) else "")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return Entry("file", name, file.tell(), digest)

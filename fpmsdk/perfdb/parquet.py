@@ -119,7 +119,7 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
         table = file.read(columns=wanted, use_threads=False)
     except (pa.ArrowException, OSError) as fault:
         raise PerfDataCorruptError(
-            f"{path}: not a complete Parquet file: {fault}; reinstall or repair the data", path
+            f"{path}: not a complete Parquet file: {' '.join(str(fault).split())}; reinstall or repair the data", path
         ) from fault
     columns: dict[str, NDArray[Any] | Text] = {}
     for name in wanted:

@@ -19,6 +19,7 @@ NATIVE_HEADS = {
     "deepseek-ai/DeepSeek-V3": 128,
     "deepseek-ai/DeepSeek-R1": 128,
     "nvidia/DeepSeek-V3.1-NVFP4": 128,
+    "moonshotai/Kimi-K3": 96,
 }
 LOW_LATENCY_KERNEL = "moe_torch_flow_min_latency"
 # Kernels that run a dtype in their own way are a dtype of their own.
