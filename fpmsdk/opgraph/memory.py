@@ -206,7 +206,8 @@ def _activation_bytes(model: ModelConfig, deployment: Deployment, max_num_tokens
     coefficient = measured.get(min(deployment.tp, _LARGEST_MEASURED_TP))
     if coefficient is None:
         raise UnsupportedModelError(
-            f"tp {deployment.tp} has no activation measurement; measured sizes are {', '.join(map(str, measured))}", "tp"
+            f"tp {deployment.tp} has no activation measurement; measured sizes are {', '.join(map(str, measured))}",
+            "tp",
         )
     width = model.num_heads * model.head_size
     activations = 2 * max_num_tokens * width * coefficient

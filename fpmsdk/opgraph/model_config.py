@@ -85,6 +85,24 @@ def read_model_config(model: str, search: Sequence[str | Path] = ()) -> ModelCon
     return parse_model_config(model, config, sidecar, str(path))
 
 
+def read_raw_config(model: str, search: Sequence[str | Path] = ()) -> dict[str, Any]:
+    """The `config.json` document of a model of any architecture.
+
+    Parameters and errors are those of `read_model_config`, except that nothing inside the document is checked.
+    """
+    return _read_object(_find(model, search)[0])
+
+
+def language_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a document that describes the language model.
+
+    >>> language_config({"architectures": ["X"], "text_config": {"hidden_size": 8}})
+    {'hidden_size': 8}
+    """
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) and "num_hidden_layers" not in config else config
+
+
 def bundled_models(search: Sequence[str | Path] = ()) -> list[str]:
     """Names of all bundled configurations, sorted.
 

@@ -211,7 +211,9 @@ def _compressed_tensors(model: ModelConfig) -> tuple[str, str]:
     ignored = [str(pattern).lower() for pattern in model.quantization.get("ignore") or ()]
     attention = any(re.search("self_attn|[qkvo]_proj", pattern) for pattern in ignored)
     experts = any("expert" in pattern and "shared_expert" not in pattern for pattern in ignored)
-    gemm, moe = BF16 if attention else base, BF16 if experts or not model.is_moe else base
+    gemm = BF16 if attention else base
+    # A dense model has no experts, but the engine record names their mode where there is one.
+    moe = BF16 if experts or not (model.is_moe or base in MOE_MODES) else base
     for mode, modes, part in ((gemm, GEMM_MODES, "linear layers"), (moe, MOE_MODES, "experts")):
         if mode not in modes:
             raise UnsupportedModelError(
