@@ -15,7 +15,7 @@ demo: $(VENV)/.ready
 	$(BIN)/fpmsdk demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest tests fpmsdk -m 'not slow'
+	$(BIN)/python -m pytest tests fpmsdk -m 'not slow and not peer_data'
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

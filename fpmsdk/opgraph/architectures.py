@@ -14,28 +14,32 @@ LLAMA, MOE, DEEPSEEK = "LLAMA", "MOE", "DEEPSEEK"
 class Architecture(NamedTuple):
     """Family of the graph, and the deviations inside the family.
 
-    `attention_window` is the number of tokens that every second layer attends to, 0 for full attention everywhere.
+    `alternating_window` is the number of tokens that every second layer attends to, 0 when all attend to everything;
+    `sliding_window` says that every layer attends to the window that the checkpoint declares, if it does.
     `text_config` is the key below which multimodal checkpoints keep their language model. `calibrated` says
     whether the activation memory of the family was measured on this architecture.
     """
 
     family: str
     use_qk_norm: bool = False
-    attention_window: int = 0
+    alternating_window: int = 0
+    sliding_window: bool = False
     text_config: str = ""
     calibrated: bool = True
 
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(LLAMA),
-    "MistralForCausalLM": Architecture(LLAMA),
+    "MistralForCausalLM": Architecture(LLAMA, sliding_window=True),
     "Qwen2ForCausalLM": Architecture(LLAMA),
     "Qwen3ForCausalLM": Architecture(LLAMA, use_qk_norm=True),
     "MiMoForCausalLM": Architecture(LLAMA),
-    "Mistral3ForConditionalGeneration": Architecture(LLAMA, text_config="text_config", calibrated=False),
+    "Mistral3ForConditionalGeneration": Architecture(
+        LLAMA, sliding_window=True, text_config="text_config", calibrated=False
+    ),
     "Qwen3VLForConditionalGeneration": Architecture(LLAMA, text_config="text_config", calibrated=False),
     "MixtralForCausalLM": Architecture(MOE),
-    "GptOssForCausalLM": Architecture(MOE, attention_window=128),
+    "GptOssForCausalLM": Architecture(MOE, alternating_window=128),
     "Qwen2MoeForCausalLM": Architecture(MOE),
     "Qwen3MoeForCausalLM": Architecture(MOE, use_qk_norm=True),
     "MiniMaxM2ForCausalLM": Architecture(MOE, use_qk_norm=True),

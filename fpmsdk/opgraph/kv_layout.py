@@ -22,17 +22,20 @@ def kv_bytes_per_layer_token(model: ModelConfig, precision: Precision, tp: int) 
 
 
 def kv_bytes_per_sequence(model: ModelConfig, precision: Precision, tp: int, tokens: int) -> float:
-    """Bytes of one sequence on one rank; half the layers of a windowed model stop growing at the window."""
-    windowed = model.num_layers // 2 if model.attention_window else 0
+    """Bytes of one sequence on one rank; layers with a window stop growing there."""
+    windowed = model.windowed_layers
     layer_tokens = (model.num_layers - windowed) * tokens + windowed * min(tokens, model.attention_window)
     return kv_bytes_per_layer_token(model, precision, tp) * layer_tokens
 
 
 def kv_tokens(model: ModelConfig, precision: Precision, tp: int, budget_bytes: float) -> int:
-    """The longest sequence whose cache fits into a budget."""
+    """The longest sequence whose cache fits into a budget; the model's longest when the cache stops growing."""
     if budget_bytes <= 0:
         return 0
-    if not model.attention_window:
+    saturated = kv_bytes_per_sequence(model, precision, tp, model.attention_window)
+    if model.windowed_layers == model.num_layers and saturated <= budget_bytes:
+        return model.context_length
+    if not model.windowed_layers:
         return int(budget_bytes // kv_bytes_per_sequence(model, precision, tp, 1))
     return _longest_fitting(model, precision, tp, budget_bytes)
 

@@ -29,6 +29,7 @@ _EXPERT_SIZE = ("moe_intermediate_size", "intermediate_size")
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of a language model, in elements of the whole model (not of one rank).
 
+    `windowed_layers` attend to `attention_window` tokens, the others to all.
     `quantization` holds the checkpoint's `quantization_config`, `sidecar` the `quantization` part of its
     `hf_quant_config.json`; both empty when absent.
     """
@@ -54,6 +55,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qk_rope_head_dim: int = 0
     use_qk_norm: bool = False
     attention_window: int = 0
+    windowed_layers: int = 0
     dtype: str = ""
     quantization: dict[str, Any] = {}
     sidecar: dict[str, Any] = {}
@@ -227,7 +229,6 @@ def parse_model_config(
         architecture=architecture,
         family=entry.family,
         use_qk_norm=entry.use_qk_norm,
-        attention_window=entry.attention_window,
         dtype=str(text.values.get("dtype") or text.values.get("torch_dtype") or ""),
         quantization=quantization.mapping("quantization_config"),
         sidecar=_Fields(sidecar or {}, "hf_quant_config.json: ", faults).mapping("quantization"),
@@ -266,6 +267,10 @@ def _shape(fields: _Fields, entry: Architecture) -> dict[str, int]:
         if shape["hidden_size"] % heads:
             fields.fault("head_dim", f"is missing and {heads} heads do not divide hidden_size {shape['hidden_size']}")
         shape["head_size"] = shape["hidden_size"] // heads
+    if entry.alternating_window:
+        shape |= {"attention_window": entry.alternating_window, "windowed_layers": shape["num_layers"] // 2}
+    if entry.sliding_window and (window := fields.count("sliding_window", required=False)):
+        shape |= {"attention_window": window, "windowed_layers": shape["num_layers"]}
     if entry.family in (MOE, DEEPSEEK):
         shape |= _experts(fields)
     if entry.family == DEEPSEEK:

@@ -152,12 +152,10 @@ class Phase:
             use_qk_norm=use_qk_norm,
         )
 
-    def grouped_attention(
-        self, *, window: int = 0, scale: float | None = None
-    ) -> ContextAttention | GenerationAttention:
-        """Grouped-query attention as the model declares it."""
+    def grouped_attention(self, scale: float, *, window: int = 0) -> ContextAttention | GenerationAttention:
+        """Grouped-query attention as the model declares it, in `scale` layers."""
         return self.attention(
-            self.scale if scale is None else scale,
+            scale,
             -(-self.model.num_kv_heads // self.deployment.tp),
             self.model.head_size,
             use_qk_norm=self.model.use_qk_norm,
