@@ -1,6 +1,6 @@
 """Architectures whose graphs this package builds, and what sets each apart from its family.
 
-A registry only; the graphs are in `llama.py`, `moe.py` and `deepseek.py`. Source: op-level.md section 4.1.
+A registry only; each family's graph is in the file that `spec.py` names for it. Source: op-level.md section 4.1.
 """
 
 import difflib
@@ -9,6 +9,10 @@ from typing import NamedTuple
 from fpmsdk.errors import UnsupportedModelError
 
 LLAMA, MOE, DEEPSEEK = "LLAMA", "MOE", "DEEPSEEK"
+HYBRID_MOE, STEP, GEMMA4, MUSE, NAS = "HYBRIDMOE", "STEP3P7", "GEMMA4MIX", "MUSEGLIMMER", "NEMOTRONNAS"
+
+# Families whose layers differ, so that the checkpoint describes them in groups.
+GROUPED = (HYBRID_MOE, STEP, GEMMA4, MUSE, NAS)
 
 
 class Architecture(NamedTuple):
@@ -47,6 +51,15 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": Architecture(DEEPSEEK),
     "DeepSeekForCausalLM": Architecture(DEEPSEEK),
     "KimiK25ForConditionalGeneration": Architecture(DEEPSEEK, text_config="text_config"),
+    "Llama4ForConditionalGeneration": Architecture(HYBRID_MOE, text_config="text_config", calibrated=False),
+    "MiMoV2FlashForCausalLM": Architecture(HYBRID_MOE, calibrated=False),
+    "Step3p7ForConditionalGeneration": Architecture(STEP, use_qk_norm=True, text_config="text_config"),
+    "Step3p7FlashForCausalLM": Architecture(STEP, use_qk_norm=True, text_config="text_config"),
+    "Step3p5ForCausalLM": Architecture(STEP, use_qk_norm=True),
+    "Step3p5FlashForCausalLM": Architecture(STEP, use_qk_norm=True),
+    "Gemma4ForConditionalGeneration": Architecture(GEMMA4, text_config="text_config"),
+    "MuseGlimmerForConditionalGeneration": Architecture(MUSE, use_qk_norm=True, text_config="text_config"),
+    "DeciLMForCausalLM": Architecture(NAS, calibrated=False),
 }
 
 
