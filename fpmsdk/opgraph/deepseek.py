@@ -127,11 +127,8 @@ def _ffn(phase: Phase) -> tuple[Op, ...]:
         phase.elementwise("shared_act_gate", gate_up, inter),
         phase.gemm("shared_ffn2_gemm", model.hidden_size, inter, mode),
     )
-    routed = (
-        phase.router(),
-        phase.dispatch(before=True, is_context=phase.is_context, cp_size=phase.deployment.cp),
-        phase.experts(WORKLOAD),
-        phase.dispatch(before=False, is_context=phase.is_context, cp_size=phase.deployment.cp),
+    routed = phase.routed_experts(
+        WORKLOAD, is_context=phase.is_context, cp_size=phase.deployment.cp, moe_quant=phase.precision.moe
     )
     if phase.is_context:
         return (*shared, *routed)

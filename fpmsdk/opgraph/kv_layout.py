@@ -3,6 +3,8 @@
 Pipeline stages do not divide it. Source: op-level.md section 6.
 """
 
+from collections.abc import Iterator
+
 from fpmsdk.opgraph.architectures import DEEPSEEK
 from fpmsdk.opgraph.model_config import ModelConfig
 from fpmsdk.opgraph.precision import Precision
@@ -22,19 +24,35 @@ def kv_bytes_per_layer_token(model: ModelConfig, precision: Precision, tp: int) 
 
 
 def kv_bytes_per_sequence(model: ModelConfig, precision: Precision, tp: int, tokens: int) -> float:
-    """Bytes of one sequence on one rank; half the layers of a windowed model stop growing at the window."""
-    windowed = model.num_layers // 2 if model.attention_window else 0
-    layer_tokens = (model.num_layers - windowed) * tokens + windowed * min(tokens, model.attention_window)
-    return kv_bytes_per_layer_token(model, precision, tp) * layer_tokens
+    """Bytes of one sequence on one rank; layers with a window stop growing there."""
+    return sum(size * (min(tokens, window) if window else tokens) for size, window in _cached(model, precision, tp))
 
 
 def kv_tokens(model: ModelConfig, precision: Precision, tp: int, budget_bytes: float) -> int:
-    """The longest sequence whose cache fits into a budget."""
+    """The longest sequence whose cache fits into a budget; the model's longest when the cache stops growing."""
     if budget_bytes <= 0:
         return 0
-    if not model.attention_window:
+    windows = [window for _, window in _cached(model, precision, tp)]
+    if all(windows) and kv_bytes_per_sequence(model, precision, tp, max(windows)) <= budget_bytes:
+        return model.context_length
+    if not any(windows):
         return int(budget_bytes // kv_bytes_per_sequence(model, precision, tp, 1))
     return _longest_fitting(model, precision, tp, budget_bytes)
+
+
+def _cached(model: ModelConfig, precision: Precision, tp: int) -> Iterator[tuple[float, int]]:
+    """Bytes per token and window (0 for none) of the layers, those that are alike together."""
+    for group in model.groups:
+        if group.heads:
+            elements = -(-group.kv_heads // tp) * (group.head_size + group.value_size)
+            yield group.count * elements * CACHE_BYTES[precision.kv_cache], group.window if group.evicts else 0
+    if model.groups:
+        return
+    layer = kv_bytes_per_layer_token(model, precision, tp)
+    if model.windowed_layers:
+        yield model.windowed_layers * layer, model.attention_window
+    if full := model.num_layers - model.windowed_layers:
+        yield full * layer, 0
 
 
 def _longest_fitting(model: ModelConfig, precision: Precision, tp: int, budget_bytes: float) -> int:

@@ -14,7 +14,7 @@ def llama_ops(phase: Phase) -> tuple[Op, ...]:
     gate_up = 2 * model.inter_size // tp
     return (
         phase.embedding(model.vocab_size // tp),
-        *phase.attention_block(phase.grouped_attention()),
+        *phase.attention_block(phase.grouped_attention(phase.scale, window=model.attention_window)),
         phase.gemm("gate_ffn1_gemm", gate_up, model.hidden_size, gemm),
         phase.elementwise("act_gate", gate_up, inter),
         phase.gemm("ffn2_gemm", model.hidden_size, inter, gemm, low_precision_input=True),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fpmsdk.errors import ConfigError, UnsupportedModelError
-from fpmsdk.opgraph.architectures import ARCHITECTURES, DEEPSEEK, LLAMA, MOE
+from fpmsdk.opgraph.architectures import ARCHITECTURES, DEEPSEEK, GEMMA4, LLAMA, MOE, MUSE, STEP
 from fpmsdk.opgraph.deployment import Deployment
 from fpmsdk.opgraph.kv_layout import kv_bytes_per_sequence, kv_tokens
 from fpmsdk.opgraph.model_config import ModelConfig
@@ -36,6 +36,10 @@ _SGLANG_COEFFICIENTS = {
     "": {1: 13.0, 2: 8.0, 4: 6.5, 8: 6.5},
 }
 _LARGEST_MEASURED_TP = 8
+
+# Families that share the figures of another one, and those whose dispatches need scales of what they send.
+_MEASURED_AS = {STEP: MOE, GEMMA4: MOE, MUSE: LLAMA}
+_DISPATCHING = (DEEPSEEK, STEP, GEMMA4)
 
 # One scale of four bytes for every block of 128 elements that are sent to experts.
 _DISPATCH_BLOCK = 128
@@ -202,7 +206,8 @@ def weight_bytes(model: ModelConfig, deployment: Deployment, spec: EngineSpec) -
 def _activation_bytes(model: ModelConfig, deployment: Deployment, max_num_tokens: int) -> float:
     sglang = deployment.backend == "sglang"
     table = _SGLANG_COEFFICIENTS if sglang else _COEFFICIENTS
-    measured = table[model.family if ARCHITECTURES[model.architecture].calibrated else ""]
+    family = _MEASURED_AS.get(model.family, model.family)
+    measured = table[family if ARCHITECTURES[model.architecture].calibrated else ""]
     coefficient = measured.get(min(deployment.tp, _LARGEST_MEASURED_TP))
     if coefficient is None:
         raise UnsupportedModelError(
@@ -211,8 +216,9 @@ def _activation_bytes(model: ModelConfig, deployment: Deployment, max_num_tokens
         )
     width = model.num_heads * model.head_size
     activations = 2 * max_num_tokens * width * coefficient
-    if model.family == DEEPSEEK:
-        sent = max_num_tokens * (model.hidden_size if sglang else width) * deployment.attention_dp
+    if model.family in _DISPATCHING and model.num_experts:
+        counted = width if model.family == DEEPSEEK and not sglang else model.hidden_size
+        sent = max_num_tokens * counted * deployment.attention_dp
         scales = sent * model.num_experts * model.topk / deployment.moe_ep / _DISPATCH_BLOCK
         activations += scales * _DISPATCH_SCALE_BYTES
     return max(activations, 90 * MIB) * 1.15 if sglang else max(activations, 70 * MIB)

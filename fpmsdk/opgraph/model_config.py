@@ -13,7 +13,21 @@ from typing import Any
 import msgspec
 
 from fpmsdk.errors import ModelConfigError, UnsupportedModelError
-from fpmsdk.opgraph.architectures import DEEPSEEK, LLAMA, MOE, Architecture, find_architecture
+from fpmsdk.opgraph.architectures import (
+    DEEPSEEK,
+    GEMMA4,
+    GROUPED,
+    HYBRID_MOE,
+    LLAMA,
+    MOE,
+    MUSE,
+    NAS,
+    STEP,
+    Architecture,
+    find_architecture,
+)
+from fpmsdk.opgraph.config_fields import Fields
+from fpmsdk.opgraph.layer_groups import LayerGroup, read_layer_groups
 
 # Data packages that bundle checkpoint configurations, the preferred one first.
 DATA_PACKAGES = ("aiconfigurator_core", "aisimulate_core")
@@ -29,6 +43,9 @@ _EXPERT_SIZE = ("moe_intermediate_size", "intermediate_size")
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of a language model, in elements of the whole model (not of one rank).
 
+    `groups` describes the layers of models in which they differ. `gates_heads` says that a gate scales the output of
+    every attention head, `shared_inter_size` is that of a shared expert beside the routed ones.
+    `windowed_layers` attend to `attention_window` tokens, the others to all.
     `quantization` holds the checkpoint's `quantization_config`, `sidecar` the `quantization` part of its
     `hf_quant_config.json`; both empty when absent.
     """
@@ -54,14 +71,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qk_rope_head_dim: int = 0
     use_qk_norm: bool = False
     attention_window: int = 0
+    windowed_layers: int = 0
+    groups: tuple[LayerGroup, ...] = ()
+    shared_inter_size: int = 0
+    gates_heads: bool = False
     dtype: str = ""
     quantization: dict[str, Any] = {}
     sidecar: dict[str, Any] = {}
 
     @property
     def is_moe(self) -> bool:
-        """Whether the layers have routed experts."""
-        return self.family != LLAMA
+        """Whether a deployment has to say how experts are divided."""
+        return self.family not in (LLAMA, MUSE, NAS)
 
 
 def read_model_config(model: str, search: Sequence[str | Path] = ()) -> ModelConfig:
@@ -83,6 +104,24 @@ def read_model_config(model: str, search: Sequence[str | Path] = ()) -> ModelCon
     config = _read_object(path)
     sidecar = _read_object(sidecar_path) if sidecar_path.is_file() else {}
     return parse_model_config(model, config, sidecar, str(path))
+
+
+def read_raw_config(model: str, search: Sequence[str | Path] = ()) -> dict[str, Any]:
+    """The `config.json` document of a model of any architecture.
+
+    Parameters and errors are those of `read_model_config`, except that nothing inside the document is checked.
+    """
+    return _read_object(_find(model, search)[0])
+
+
+def language_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a document that describes the language model.
+
+    >>> language_config({"architectures": ["X"], "text_config": {"hidden_size": 8}})
+    {'hidden_size': 8}
+    """
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) and "num_hidden_layers" not in config else config
 
 
 def bundled_models(search: Sequence[str | Path] = ()) -> list[str]:
@@ -143,48 +182,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     return document
 
 
-class _Fields:
-    """Typed access to the fields of one object that collects faults instead of raising."""
-
-    def __init__(self, values: Mapping[str, Any], prefix: str, faults: list[str]) -> None:
-        self.values = values
-        self.prefix = prefix
-        self.faults = faults
-
-    def fault(self, field: str, reason: str) -> None:
-        self.faults.append(f"{self.prefix}{field} {reason}")
-
-    def count(self, *spellings: str, required: bool = True, least: int = 1) -> int:
-        """The first spelling that has a value, an integer not below `least`; 0 when there is none."""
-        given = [name for name in spellings if self.values.get(name) is not None]
-        if not given:
-            if required:
-                null = [name for name in spellings if name in self.values]
-                self.fault(null[0] if null else " or ".join(spellings), "is null" if null else "is missing")
-            return 0
-        value = self.values[given[0]]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.fault(given[0], f"must be an integer not below {least}, found {value!r}")
-            return 0
-        return value
-
-    def agree(self, *spellings: str) -> None:
-        """Record a contradiction when spellings of the same field have different values."""
-        given = {name: self.values[name] for name in spellings if self.values.get(name) is not None}
-        if len(set(map(str, given.values()))) > 1:
-            self.fault(" and ".join(given), f"contradict each other: {', '.join(map(str, given.values()))}")
-
-    def mapping(self, field: str) -> dict[str, Any]:
-        """An optional object; null counts as absent."""
-        value = self.values.get(field)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            self.fault(field, f"must be an object, found {type(value).__name__}")
-            return {}
-        return value
-
-
 def parse_model_config(
     name: str, config: Mapping[str, Any], sidecar: Mapping[str, Any] | None = None, path: str = "config.json"
 ) -> ModelConfig:
@@ -198,21 +195,23 @@ def parse_model_config(
         raise ModelConfigError(path, faults)
     entry = find_architecture(architecture)
 
-    root = _Fields(config, "", faults)
+    root = Fields(config, "", faults)
     text = root
     if entry.text_config and entry.text_config in config:
-        text = _Fields(root.mapping(entry.text_config), f"{entry.text_config}.", faults)
+        text = Fields(root.mapping(entry.text_config), f"{entry.text_config}.", faults)
     quantization = root if "quantization_config" in config else text
     shape = _shape(text, entry)
+    groups = read_layer_groups(architecture, text, shape) if entry.family in GROUPED else ()
     parsed = ModelConfig(
         name=name,
         architecture=architecture,
         family=entry.family,
         use_qk_norm=entry.use_qk_norm,
-        attention_window=entry.attention_window,
         dtype=str(text.values.get("dtype") or text.values.get("torch_dtype") or ""),
+        groups=groups,
+        gates_heads=entry.family == STEP and bool(text.values.get("use_head_wise_attn_gate")),
         quantization=quantization.mapping("quantization_config"),
-        sidecar=_Fields(sidecar or {}, "hf_quant_config.json: ", faults).mapping("quantization"),
+        sidecar=Fields(sidecar or {}, "hf_quant_config.json: ", faults).mapping("quantization"),
         **shape,
     )
     if faults:
@@ -229,15 +228,16 @@ def _architecture_name(config: Mapping[str, Any], faults: list[str]) -> str:
     return ""
 
 
-def _shape(fields: _Fields, entry: Architecture) -> dict[str, int]:
+def _shape(fields: Fields, entry: Architecture) -> dict[str, int]:
     shape = {
         "num_layers": fields.count("num_hidden_layers"),
         "hidden_size": fields.count("hidden_size"),
         "num_heads": fields.count("num_attention_heads"),
-        "num_kv_heads": fields.count("num_key_value_heads"),
+        # Blocks of a searched architecture have their own.
+        "num_kv_heads": fields.count("num_key_value_heads", required=entry.family != NAS),
         "vocab_size": fields.count("vocab_size"),
         "context_length": fields.count("max_position_embeddings"),
-        "inter_size": fields.count("intermediate_size", required=entry.family == LLAMA),
+        "inter_size": fields.count("intermediate_size", required=entry.family in (LLAMA, MUSE, GEMMA4)),
         "head_size": fields.count(*_HEAD_SIZE, required=False),
     }
     heads, kv_heads = shape["num_heads"], shape["num_kv_heads"]
@@ -248,8 +248,14 @@ def _shape(fields: _Fields, entry: Architecture) -> dict[str, int]:
         if shape["hidden_size"] % heads:
             fields.fault("head_dim", f"is missing and {heads} heads do not divide hidden_size {shape['hidden_size']}")
         shape["head_size"] = shape["hidden_size"] // heads
-    if entry.family in (MOE, DEEPSEEK):
+    if entry.alternating_window:
+        shape |= {"attention_window": entry.alternating_window, "windowed_layers": shape["num_layers"] // 2}
+    if entry.sliding_window and (window := fields.count("sliding_window", required=False)):
+        shape |= {"attention_window": window, "windowed_layers": shape["num_layers"]}
+    if entry.family in (MOE, DEEPSEEK, HYBRID_MOE, STEP) or (entry.family == GEMMA4 and _has_experts(fields)):
         shape |= _experts(fields)
+    if entry.family == STEP:
+        shape["shared_inter_size"] = fields.count("share_expert_dim", required=False, least=0)
     if entry.family == DEEPSEEK:
         for size in ("v_head_dim", "kv_lora_rank", "qk_rope_head_dim"):
             shape[size] = fields.count(size, required=False)
@@ -258,7 +264,11 @@ def _shape(fields: _Fields, entry: Architecture) -> dict[str, int]:
     return shape
 
 
-def _experts(fields: _Fields) -> dict[str, int]:
+def _has_experts(fields: Fields) -> bool:
+    return any(fields.values.get(name) for name in _EXPERTS)
+
+
+def _experts(fields: Fields) -> dict[str, int]:
     topk = fields.count(*_TOPK)
     experts = fields.count(*_EXPERTS)
     fields.agree(*_TOPK)
@@ -268,7 +278,7 @@ def _experts(fields: _Fields) -> dict[str, int]:
     return {"topk": topk, "num_experts": experts, "moe_inter_size": fields.count(*_EXPERT_SIZE)}
 
 
-def _moe_layers(fields: _Fields, layers: int) -> int:
+def _moe_layers(fields: Fields, layers: int) -> int:
     """Layers with routed experts: the first ones are dense, and of the rest every `moe_layer_freq`-th has them."""
     dense = fields.count("first_k_dense_replace", required=False, least=0)
     frequency = fields.count("moe_layer_freq", required=False) or 1

@@ -13,25 +13,15 @@ WORKLOAD = "power_law_1.2"
 def moe_ops(phase: Phase) -> tuple[Op, ...]:
     """Operators of one phase, in order."""
     model, tp = phase.model, phase.deployment.tp
+    window = model.attention_window
+    # Models with a window have it in every second layer.
+    scale = phase.scale / 2 if window else phase.scale
     return (
-        *_windowed_attention(phase),
+        *((phase.grouped_attention(scale, window=window),) if window else ()),
         phase.embedding(model.vocab_size // tp),
-        *phase.attention_block(phase.grouped_attention(scale=_full_attention_layers(phase))),
-        phase.router(),
-        phase.dispatch(before=True, is_context=True, cp_size=phase.seq_split),
-        phase.experts(WORKLOAD),
-        phase.dispatch(before=False, is_context=True, cp_size=phase.seq_split),
+        *phase.attention_block(phase.grouped_attention(scale)),
+        *phase.routed_experts(WORKLOAD, is_context=True, cp_size=phase.seq_split, moe_quant=phase.precision.moe),
         *(() if phase.is_context else (phase.logits(),)),
         phase.all_reduce("embedding_ar", phase.once),
         phase.p2p(),
     )
-
-
-def _full_attention_layers(phase: Phase) -> float:
-    return phase.scale / 2 if phase.model.attention_window else phase.scale
-
-
-def _windowed_attention(phase: Phase) -> tuple[Op, ...]:
-    """The half of the layers that attends to a window, in models that have one."""
-    window = phase.model.attention_window
-    return (phase.grouped_attention(window=window, scale=phase.scale / 2),) if window else ()

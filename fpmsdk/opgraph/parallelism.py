@@ -4,6 +4,7 @@ Checks only; the sizes themselves are in `deployment.py`. Source: op-level.md se
 """
 
 from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedModelError
+from fpmsdk.opgraph.architectures import DEEPSEEK, GEMMA4, NAS
 from fpmsdk.opgraph.deployment import Deployment
 from fpmsdk.opgraph.model_config import ModelConfig
 from fpmsdk.opgraph.precision import Precision
@@ -30,6 +31,8 @@ def check_parallelism(model: ModelConfig, deployment: Deployment, precision: Pre
         )
     if model.is_moe:
         _check_experts(model, deployment, precision)
+    if model.family == NAS and deployment.nextn:
+        raise UnsupportedModelError(f"{model.name} has no multi-token prediction; use nextn 0", "nextn")
 
 
 def mtp_scale(nextn: int, num_layers: int) -> float:
@@ -80,7 +83,7 @@ def _check_expert_width(deployment: Deployment) -> None:
 def _check_context_parallelism(model: ModelConfig, deployment: Deployment) -> None:
     if deployment.cp == 1:
         return
-    if deployment.backend != "sglang":
+    if deployment.backend != "sglang" or model.family == NAS:
         raise UnsupportedModelError(
             f"cp_size {deployment.cp}: context parallelism of {model.name} is modelled on sglang only", "cp_size"
         )
@@ -93,11 +96,11 @@ def _check_context_parallelism(model: ModelConfig, deployment: Deployment) -> No
 
 
 def _check_experts(model: ModelConfig, deployment: Deployment, precision: Precision) -> None:
-    if model.num_experts < deployment.moe_ep:
+    if max(model.num_experts, 1) < deployment.moe_ep:
         raise UnsupportedModelError(
             f"moe_ep_size {deployment.moe_ep} exceeds the {model.num_experts} experts of {model.name}", "moe_ep_size"
         )
-    if precision.moe != "fp8_block" or model.family != "MOE":
+    if precision.moe != "fp8_block" or model.family in (DEEPSEEK, GEMMA4):
         return
     block = (model.quantization.get("weight_block_size") or _DEFAULT_WEIGHT_BLOCK)[0]
     per_rank = model.moe_inter_size // deployment.moe_tp

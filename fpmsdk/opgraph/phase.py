@@ -3,6 +3,7 @@
 What the families share; the order and shapes of a family's graph are in its own file. Source: op-level.md section 4.4.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Literal
 
@@ -54,6 +55,14 @@ class Phase:
         # Only prefill divides its tokens among context-parallel ranks.
         self.seq_split = deployment.cp if self.is_context else 1
         self._lanes = lanes
+        self._group = ""
+
+    def of(self, layers: int, group: str) -> "Phase":
+        """The same phase for a number of layers, whose operators are named after their group."""
+        phase = copy.copy(self)
+        phase.scale = layers * self.once
+        phase._group = group
+        return phase
 
     def embedding(self, vocab_size: int) -> Embedding:
         """Embedding lookup in a table of `vocab_size` rows a rank."""
@@ -68,7 +77,7 @@ class Phase:
     def elementwise(self, name: str, dim_in: int, dim_out: int) -> Elementwise:
         """A pass that reads `dim_in` and writes `dim_out` elements of two bytes a token."""
         return Elementwise(
-            name=f"{self.name}_{name}",
+            name=f"{self.name}_{self._group}{name}",
             scale_factor=self.scale,
             bytes_per_token=float(2 * dim_in + 2 * dim_out),
             seq_split=self.seq_split,
@@ -81,7 +90,7 @@ class Phase:
     def gemm(self, name: str, n: int, k: int, quant_mode: str, *, low_precision_input: bool = False) -> Gemm:
         """A linear layer of every transformer layer."""
         return Gemm(
-            name=f"{self.name}_{name}",
+            name=f"{self.name}_{self._group}{name}",
             scale_factor=self.scale,
             n=n,
             k=k,
@@ -122,15 +131,24 @@ class Phase:
         )
 
     def attention(
-        self, scale: float, n_kv: int, head_size: int, *, use_qk_norm: bool = False, window: int = 0, cp_size: int = 1
+        self,
+        scale: float,
+        n_kv: int,
+        head_size: int,
+        *,
+        heads: int | None = None,
+        use_qk_norm: bool = False,
+        apply_rope: bool = True,
+        window: int = 0,
+        cp_size: int = 1,
     ) -> ContextAttention | GenerationAttention:
-        """Attention with `n_kv` key-value heads on this rank."""
-        heads = self.model.num_heads // self.deployment.tp
+        """Attention with `n_kv` key-value heads on this rank; `heads` defaults to the model's."""
+        n = self.model.num_heads // self.deployment.tp if heads is None else heads
         if self.is_context:
             return ContextAttention(
                 name="context_attention",
                 scale_factor=scale,
-                n=heads,
+                n=n,
                 n_kv=n_kv,
                 head_size=head_size,
                 window_size=window,
@@ -139,11 +157,12 @@ class Phase:
                 use_qk_norm=use_qk_norm,
                 cp_size=cp_size,
                 lane_order=self._lanes("ContextAttention", "context_attention_perf"),
+                apply_rope=apply_rope,
             )
         return GenerationAttention(
             name="generation_attention",
             scale_factor=scale,
-            n=heads,
+            n=n,
             n_kv=n_kv,
             head_size=head_size,
             window_size=window,
@@ -152,12 +171,10 @@ class Phase:
             use_qk_norm=use_qk_norm,
         )
 
-    def grouped_attention(
-        self, *, window: int = 0, scale: float | None = None
-    ) -> ContextAttention | GenerationAttention:
-        """Grouped-query attention as the model declares it."""
+    def grouped_attention(self, scale: float, *, window: int = 0) -> ContextAttention | GenerationAttention:
+        """Grouped-query attention as the model declares it, in `scale` layers."""
         return self.attention(
-            self.scale if scale is None else scale,
+            scale,
             -(-self.model.num_kv_heads // self.deployment.tp),
             self.model.head_size,
             use_qk_norm=self.model.use_qk_norm,
@@ -195,15 +212,33 @@ class Phase:
             ),
         )
 
-    def router(self) -> Gemm:
-        """Choice of experts."""
-        return self.gemm("router_gemm", self.model.num_experts, self.model.hidden_size, BF16)
-
-    def experts(self, workload_distribution: str) -> Moe:
-        """The routed experts."""
+    def routed_experts(
+        self, workload_distribution: str, *, is_context: bool, cp_size: int, moe_quant: str
+    ) -> tuple[Op, ...]:
+        """Router, dispatch, routed experts and the dispatch back."""
         model, deployment = self.model, self.deployment
-        return Moe(
-            name=f"{self.name}_moe",
+        name = f"{self.name}_{self._group}moe"
+        before, after = (
+            MoeDispatch(
+                name=f"{name}_{side}_dispatch",
+                scale_factor=self.scale,
+                hidden_size=model.hidden_size,
+                topk=model.topk,
+                num_experts=model.num_experts,
+                moe_tp_size=deployment.moe_tp,
+                moe_ep_size=deployment.moe_ep,
+                attention_dp_size=deployment.attention_dp,
+                pre_dispatch=side == "pre",
+                backend=deployment.backend,
+                flavor="TrtllmAlltoall" if deployment.backend == "trtllm" else "CustomAllReduce",
+                moe_quant=moe_quant,
+                attn_cp_size=cp_size,
+                is_context=is_context,
+            )
+            for side in ("pre", "post")
+        )
+        experts = Moe(
+            name=name,
             scale_factor=self.scale,
             hidden_size=model.hidden_size,
             inter_size=model.moe_inter_size,
@@ -212,27 +247,8 @@ class Phase:
             moe_tp_size=deployment.moe_tp,
             moe_ep_size=deployment.moe_ep,
             attention_dp_size=deployment.attention_dp,
-            quant_mode=self.precision.moe,
+            quant_mode=self.precision.experts,
             workload_distribution=workload_distribution,
             moe_kernel_source=deployment.moe_kernel_source,
         )
-
-    def dispatch(self, *, before: bool, is_context: bool, cp_size: int) -> MoeDispatch:
-        """Communication before or after the experts."""
-        model, deployment = self.model, self.deployment
-        return MoeDispatch(
-            name=f"{self.name}_moe_{'pre' if before else 'post'}_dispatch",
-            scale_factor=self.scale,
-            hidden_size=model.hidden_size,
-            topk=model.topk,
-            num_experts=model.num_experts,
-            moe_tp_size=deployment.moe_tp,
-            moe_ep_size=deployment.moe_ep,
-            attention_dp_size=deployment.attention_dp,
-            pre_dispatch=before,
-            backend=deployment.backend,
-            flavor="TrtllmAlltoall" if deployment.backend == "trtllm" else "CustomAllReduce",
-            moe_quant=self.precision.moe,
-            attn_cp_size=cp_size,
-            is_context=is_context,
-        )
+        return (self.gemm("router_gemm", model.num_experts, model.hidden_size, BF16), before, experts, after)

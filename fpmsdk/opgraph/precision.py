@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 from fpmsdk.errors import UnsupportedModelError
-from fpmsdk.opgraph.architectures import DEEPSEEK
+from fpmsdk.opgraph.architectures import DEEPSEEK, GEMMA4
 from fpmsdk.opgraph.deployment import Deployment
 from fpmsdk.opgraph.mixed_precision import mixed_precision_weights
 from fpmsdk.opgraph.model_config import ModelConfig
@@ -19,8 +19,8 @@ BF16, FP8, FP8_BLOCK, FP8_STATIC, NVFP4 = "bfloat16", "fp8", "fp8_block", "fp8_s
 class Precision(NamedTuple):
     """Mode names of a graph.
 
-    `attention_bf16` holds the groups (`q`, `kv`, `o`) of latent-attention projections that the checkpoint keeps
-    unquantised, `shared_experts` the mode of the shared experts.
+    `attention_bf16` holds the groups (`q`, `kv`, `o`) of attention projections that the checkpoint keeps unquantised,
+    `shared_experts` and `experts` the modes in which the experts run; `moe` is the mode that identifies the deployment.
     """
 
     gemm: str = BF16
@@ -28,6 +28,7 @@ class Precision(NamedTuple):
     fmha: str = BF16
     kv_cache: str = BF16
     comm: str = "half"
+    experts: str = BF16
     shared_experts: str = BF16
     attention_bf16: frozenset[str] = frozenset()
 
@@ -52,19 +53,36 @@ def infer_precision(model: ModelConfig, deployment: Deployment) -> Precision:
     fmha = inferred.fmha
     if deployment.backend == "vllm" or _runs_mla_in_bf16(model, deployment):
         fmha = BF16
-    patterns = _exclusion_patterns(model)
-    shared = gemm
-    if deployment.gemm_quant_mode is None and any("shared_expert" in pattern.lower() for pattern in patterns):
-        shared = BF16
-    return Precision(
+    moe = _chosen(deployment, "moe_quant_mode", inferred.moe)
+    precision = Precision(
         gemm=gemm,
-        moe=_chosen(deployment, "moe_quant_mode", inferred.moe),
+        moe=moe,
         fmha=_chosen(deployment, "fmha_quant_mode", fmha),
         kv_cache=_chosen(deployment, "kvcache_quant_mode", inferred.kv_cache),
         comm=_chosen(deployment, "comm_quant_mode", "half"),
-        shared_experts=shared,
-        attention_bf16=_excluded_projections(patterns) if model.family == DEEPSEEK else frozenset(),
+        experts=moe,
+        shared_experts=gemm,
     )
+    return _with_exclusions(precision, model, explicit=deployment.gemm_quant_mode is not None)
+
+
+def _with_exclusions(precision: Precision, model: ModelConfig, *, explicit: bool) -> Precision:
+    """The precision with the parts in bfloat16 that the checkpoint excludes from quantisation.
+
+    An explicit mode for linear layers overrides what it says of shared experts, and in Gemma 4 all of it.
+    """
+    patterns = [pattern.lower() for pattern in _exclusion_patterns(model)]
+    if model.family == DEEPSEEK:
+        shared = BF16 if not explicit and any("shared_expert" in pattern for pattern in patterns) else precision.gemm
+        projections = _excluded_projections(_exclusion_patterns(model))
+        return precision._replace(attention_bf16=projections, shared_experts=shared)
+    if model.family != GEMMA4 or explicit:
+        return precision
+    if any("self_attn" in pattern for pattern in patterns):
+        precision = precision._replace(attention_bf16=frozenset(_PROJECTIONS))
+    if any(".mlp" in pattern for pattern in patterns):
+        precision = precision._replace(shared_experts=BF16, experts=BF16)
+    return precision
 
 
 def _chosen(deployment: Deployment, field: str, inferred: str) -> str:
@@ -211,7 +229,9 @@ def _compressed_tensors(model: ModelConfig) -> tuple[str, str]:
     ignored = [str(pattern).lower() for pattern in model.quantization.get("ignore") or ()]
     attention = any(re.search("self_attn|[qkvo]_proj", pattern) for pattern in ignored)
     experts = any("expert" in pattern and "shared_expert" not in pattern for pattern in ignored)
-    gemm, moe = BF16 if attention else base, BF16 if experts or not model.is_moe else base
+    gemm = BF16 if attention else base
+    # A dense model has no experts, but the engine record names their mode where there is one.
+    moe = BF16 if experts or not (model.is_moe or base in MOE_MODES) else base
     for mode, modes, part in ((gemm, GEMM_MODES, "linear layers"), (moe, MOE_MODES, "experts")):
         if mode not in modes:
             raise UnsupportedModelError(

@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 
-from fpmsdk.opgraph.architectures import DEEPSEEK, LLAMA, MOE
+from fpmsdk.opgraph.architectures import DEEPSEEK, GEMMA4, HYBRID_MOE, LLAMA, MOE, MUSE, NAS, STEP
 from fpmsdk.opgraph.deepseek import deepseek_ops
 from fpmsdk.opgraph.deployment import Deployment
+from fpmsdk.opgraph.hybrid import gemma4_ops, hybrid_moe_ops, muse_ops
 from fpmsdk.opgraph.llama import llama_ops
 from fpmsdk.opgraph.model_config import ModelConfig
 from fpmsdk.opgraph.moe import moe_ops
+from fpmsdk.opgraph.nas import nas_ops
 from fpmsdk.opgraph.ops import Op
 from fpmsdk.opgraph.parallelism import check_parallelism
 from fpmsdk.opgraph.phase import LaneOrder, Phase
@@ -30,7 +32,16 @@ DIGEST_VERSION = 1
 TRANSFER_KINDS = frozenset({"xshape", "xquant", "xprofile", "xop"})
 SHARING_MODES = ("SILICON", "HYBRID")
 
-FAMILIES = {LLAMA: llama_ops, MOE: moe_ops, DEEPSEEK: deepseek_ops}
+FAMILIES = {
+    LLAMA: llama_ops,
+    MOE: moe_ops,
+    DEEPSEEK: deepseek_ops,
+    HYBRID_MOE: hybrid_moe_ops,
+    STEP: hybrid_moe_ops,
+    GEMMA4: gemma4_ops,
+    MUSE: muse_ops,
+    NAS: nas_ops,
+}
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
