@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fpmsdk.errors import FpmSdkError, PerfDataNotAvailableError
 from fpmsdk.perfdb import cache, compiled, lanes
 from fpmsdk.perfdb.hardware import SystemSpec
-from fpmsdk.perfdb.parquet import Rows, Text, read_content, read_rows
+from fpmsdk.perfdb.parquet import Rows, read_content, read_rows
 from fpmsdk.perfdb.roots import SystemsRoot, open_root
 from fpmsdk.perfdb.slices import Block, Table, merge
 from fpmsdk.perfdb.sources import Source
@@ -190,7 +190,7 @@ def _block(schema: TableSchema, source: Source, content: bytes, *, eager: bool) 
         return None
     return Block(
         key=tuple(column.derive(rows) for column in schema.key),
-        axes=tuple(_axis(column.derive(rows), rows) for column in schema.axes),
+        axes=tuple(column.derive(rows) for column in schema.axes),
         latency_ms=_latency(rows, allows_zero=schema.allows_zero),
         power_w=rows.floats("power") if "power" in rows else None,
         is_primary=source.channel == "primary",
@@ -206,9 +206,3 @@ def _latency(rows: Rows, *, allows_zero: bool) -> NDArray[np.float64]:
             f"{np.count_nonzero(bad)} of {rows.count} rows have an impossible latency, first {latency[row]} ms"
         )
     return latency
-
-
-def _axis(values: NDArray[np.int64] | Text, rows: Rows) -> NDArray[np.int64]:
-    if isinstance(values, Text):
-        raise rows.impossible("a grid axis holds text")
-    return values

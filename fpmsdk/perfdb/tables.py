@@ -6,7 +6,7 @@ A new table format is one entry of `SCHEMAS`. How rows become slices is in `slic
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,19 @@ KERNEL_DTYPES = {
 }
 
 
-class Column(NamedTuple):
+Integers = NDArray[np.int64]
+Values = TypeVar("Values", Integers, Text)
+
+
+class Column(NamedTuple, Generic[Values]):
     """One key or axis: the file columns it reads and how it follows from them."""
 
     required: tuple[str, ...]
-    derive: Callable[[Rows], NDArray[np.int64] | Text]
+    derive: Callable[[Rows], Values]
     optional: tuple[str, ...] = ()
+
+
+Key = tuple[Column[Integers] | Column[Text], ...]
 
 
 class TableSchema(NamedTuple):
@@ -44,12 +51,11 @@ class TableSchema(NamedTuple):
     """
 
     file: str
-    key: tuple[Column, ...]
-    axes: tuple[Column, ...]
+    key: Key
+    axes: tuple[Column[Integers], ...]
     admit: Callable[[Rows, bool], NDArray[np.bool_]] | None = None
     reads: tuple[str, ...] = ()
     library: str | None = None
-    has_lanes: bool = False
     allows_zero: bool = False
 
     def required(self) -> tuple[str, ...]:
@@ -63,23 +69,23 @@ class TableSchema(NamedTuple):
         return tuple(dict.fromkeys([*columns, *self.reads, "kernel_source", "power"]))
 
 
-def _text(name: str) -> Column:
+def _text(name: str) -> Column[Text]:
     return Column((name,), lambda rows: rows.text(name))
 
 
-def _integer(name: str) -> Column:
+def _integer(name: str) -> Column[Integers]:
     return Column((name,), lambda rows: rows.integers(name))
 
 
-def _integers(*names: str) -> tuple[Column, ...]:
+def _integers(*names: str) -> tuple[Column[Integers], ...]:
     return tuple(map(_integer, names))
 
 
-def _window(rows: Rows) -> NDArray[np.int64]:
+def _window(rows: Rows) -> Integers:
     return rows.integers("window_size") if "window_size" in rows else np.zeros(rows.count, np.int64)
 
 
-def _kv_heads(rows: Rows) -> NDArray[np.int64]:
+def _kv_heads(rows: Rows) -> Integers:
     kv_heads = rows.integers("num_key_value_heads")
     return np.where(kv_heads == rows.integers("num_heads"), 0, kv_heads)
 
@@ -91,7 +97,7 @@ def _lane(rows: Rows) -> Text:
     return Text(lanes.codes, tuple(name or "default" for name in lanes.values))
 
 
-def _native_heads(rows: Rows) -> NDArray[np.int64]:
+def _native_heads(rows: Rows) -> Integers:
     models = rows.text("model")
     unknown = [models.values[code] for code in np.unique(models.codes) if models.values[code] not in NATIVE_HEADS]
     if unknown:
@@ -151,12 +157,12 @@ _NATIVE_HEADS = Column(("model",), _native_heads)
 _KV_LENGTH = Column(("isl", "step"), lambda rows: rows.integers("isl") + rows.integers("step"))
 _PREFILL = _integers("num_heads", "isl", "batch_size")
 _DECODE = (*_integers("num_heads", "batch_size"), _KV_LENGTH)
-_MOE_KEY = (
+_MOE_KEY: Key = (
     Column(("moe_dtype",), _moe_dtype, ("kernel_source",)),
     _text("distribution"),
     *_integers("topk", "num_experts", "hidden_size", "inter_size", "moe_tp_size", "moe_ep_size"),
 )
-_COLLECTIVE_KEY = (_text("nccl_dtype"), _text("op_name"), _integer("num_gpus"))
+_COLLECTIVE_KEY: Key = (_text("nccl_dtype"), _text("op_name"), _integer("num_gpus"))
 
 SCHEMAS: dict[str, TableSchema] = {
     "gemm_perf": TableSchema("gemm_perf.parquet", (_text("gemm_dtype"),), _integers("m", "n", "k"), admit=_served_gemm),
@@ -169,13 +175,11 @@ SCHEMAS: dict[str, TableSchema] = {
         "context_attention_perf.parquet",
         (_LANE, _text("attn_dtype"), _text("kv_cache_dtype"), _KV_HEADS, _integer("head_dim"), _WINDOW),
         _PREFILL,
-        has_lanes=True,
     ),
     "generation_attention_perf": TableSchema(
         "generation_attention_perf.parquet",
         (_LANE, _text("kv_cache_dtype"), _KV_HEADS, _integer("head_dim"), _WINDOW),
         _DECODE,
-        has_lanes=True,
     ),
     "context_mla_perf": TableSchema(
         "context_mla_perf.parquet", (_text("mla_dtype"), _text("kv_cache_dtype")), _PREFILL

@@ -64,7 +64,11 @@ def parse_version(text: str) -> Version | None:
 
 
 def newest_first(versions: Iterable[str]) -> list[str]:
-    """Sort parseable versions from newest to oldest, then the others in reverse order of their text."""
+    """Sort parseable versions from newest to oldest, then the others in reverse order of their text.
+
+    >>> newest_first(["1.3.0rc9", "dev", "1.3.0rc10", "1.3.0"])
+    ['1.3.0', '1.3.0rc10', '1.3.0rc9', 'dev']
+    """
     parsed = [(parse_version(text), text) for text in versions]
     ordered = sorted(((version, text) for version, text in parsed if version is not None), reverse=True)
     return [text for _, text in ordered] + sorted((text for version, text in parsed if version is None), reverse=True)
@@ -96,7 +100,11 @@ def overriding_systems(document: Mapping[Any, Any], backend: str, path: str) -> 
 
 
 def newer_than(current: str, candidates: Iterable[str]) -> str | None:
-    """Return the highest candidate strictly newer than `current`, or None."""
+    """Return the highest candidate strictly newer than `current`, or None.
+
+    >>> newer_than("0.24.0", ["0.22.0", "0.25.0", "0.31.0", "dev"])
+    '0.31.0'
+    """
     floor = parse_version(current)
     if floor is None:
         return None

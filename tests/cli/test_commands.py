@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import fpmsdk.sample
 from fpmsdk.cli.app import app
 from fpmsdk.metrics import write_frames
+from tests.perfdb.synthetic import GEMM, Systems
 
 SAMPLE = Path(fpmsdk.sample.__file__).parent
 REQUESTS = str(SAMPLE / "requests_eval.json.gz")
@@ -287,15 +288,35 @@ def test_doctor_names_what_is_broken(monkeypatch):
     assert "broken: replay" in ran.stderr
 
 
-def test_warmup_fills_every_cache(monkeypatch, tmp_path):
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
     from fpmsdk.paths import cache_dir
 
     monkeypatch.setenv("FPMSDK_CACHE_DIR", str(tmp_path / "cache"))
     cache_dir.cache_clear()
-    try:
-        result = result_of("warmup")
-    finally:
-        cache_dir.cache_clear()
-    assert result["caches"]["cache directory"] == str(tmp_path / "cache")
+    yield tmp_path / "cache"
+    cache_dir.cache_clear()
+
+
+def test_warmup_fills_every_cache(own_cache):
+    result = result_of("warmup")
+    assert result["caches"]["cache directory"] == str(own_cache)
     assert result["caches"]["bytecode"] == "compiled"
-    assert (tmp_path / "cache").is_dir()
+    assert own_cache.is_dir()
+
+
+def test_warmup_compiles_the_tables_of_a_system(monkeypatch, tmp_path, own_cache):
+    built = Systems(tmp_path / "systems")
+    built.hardware()
+    built.table("gemm/vllm/1.0", "gemm_perf", [GEMM])
+    built.table("gemm/sglang/0.5", "gemm_perf", [GEMM | {"latency": 2.0}])
+    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", str(built.path))
+    assert result_of("warmup", "--system", "x100")["caches"]["tables of x100"] == "2 compiled"
+    assert len(list((own_cache / "perfdb").glob("table-*"))) == 2
+
+
+def test_warmup_of_an_unknown_system_says_so(monkeypatch, tmp_path, own_cache):
+    built = Systems(tmp_path / "systems")
+    built.hardware()
+    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", str(built.path))
+    assert "nearest: x100" in rejection_of("warmup", "--system", "x101")
