@@ -5,7 +5,7 @@ index. Source: engine-and-replay.md 2.4 and 2.5, vllm-facts.md 2 and 3.1.
 """
 
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 import numpy as np
@@ -37,8 +37,8 @@ cdef class PrefixTrie:
     """Interns chains of prompt pieces: equal chains from the root, and only those, get the same node."""
 
     cdef TrieNode* nodes
-    cdef int64_t num_nodes, nodes_capacity
-    cdef int64_t* slots
+    cdef int64_t num_nodes
+    cdef int64_t* slots        # hash table of nodes, at most half full
     cdef int64_t num_slots
 
     def __dealloc__(self):
@@ -46,38 +46,35 @@ cdef class PrefixTrie:
         free(self.slots)
 
     cdef int64_t child(self, int64_t parent, int64_t content) except -1 nogil:
-        cdef uint64_t slot
-        cdef int64_t node
+        cdef int64_t* slot
         if 2 * self.num_nodes >= self.num_slots:
             self._grow()
-        slot = mix(<uint64_t>parent * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>content) & <uint64_t>(self.num_slots - 1)
-        while self.slots[slot] != NONE:
-            node = self.slots[slot]
-            if self.nodes[node].parent == parent and self.nodes[node].content == content:
-                return node
-            slot = (slot + 1) & <uint64_t>(self.num_slots - 1)
-        node = self.num_nodes
-        self.nodes[node].parent = parent
-        self.nodes[node].content = content
-        self.slots[slot] = node
-        self.num_nodes += 1
-        return node
+        slot = self._slot(parent, content)
+        if slot[0] == NONE:
+            slot[0] = self.num_nodes
+            self.nodes[self.num_nodes] = TrieNode(parent, content)
+            self.num_nodes += 1
+        return slot[0]
+
+    cdef int64_t* _slot(self, int64_t parent, int64_t content) noexcept nogil:
+        """Where the child is, or where it belongs."""
+        cdef uint64_t position = mix(<uint64_t>parent * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>content)
+        cdef int64_t node
+        while True:
+            position &= <uint64_t>(self.num_slots - 1)
+            node = self.slots[position]
+            if node == NONE or (self.nodes[node].parent == parent and self.nodes[node].content == content):
+                return &self.slots[position]
+            position += 1
 
     cdef int _grow(self) except -1 nogil:
         cdef int64_t node
-        cdef uint64_t slot
-        cdef int64_t size = max(1024, 2 * self.num_slots)
-        self.slots = <int64_t*>resized(self.slots, size * sizeof(int64_t))
-        self.nodes = <TrieNode*>resized(self.nodes, (size // 2 + 1) * sizeof(TrieNode))
-        memset(self.slots, 0xFF, size * sizeof(int64_t))
-        self.num_slots = size
+        self.num_slots = max(1024, 2 * self.num_slots)
+        self.slots = <int64_t*>resized(self.slots, self.num_slots * sizeof(int64_t))
+        self.nodes = <TrieNode*>resized(self.nodes, self.num_slots // 2 * sizeof(TrieNode))
+        memset(self.slots, 0xFF, self.num_slots * sizeof(int64_t))
         for node in range(self.num_nodes):
-            slot = mix(
-                <uint64_t>self.nodes[node].parent * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>self.nodes[node].content
-            ) & <uint64_t>(size - 1)
-            while self.slots[slot] != NONE:
-                slot = (slot + 1) & <uint64_t>(size - 1)
-            self.slots[slot] = node
+            self._slot(self.nodes[node].parent, self.nodes[node].content)[0] = node
         return 0
 
 
@@ -139,10 +136,9 @@ cdef class PrefixKeys:
                         node = trie.child(node, hash_ids[hash_offsets[request] + piece])
                         piece += 1
                     self.keys[self.first_key[request] + block] = node
-        self.num_shared_keys = trie.num_nodes
         self.first_own_key = np.zeros(count, np.int64)
         for request in range(count):
-            self.first_own_key[request] = self.num_shared_keys + num_own
+            self.first_own_key[request] = trie.num_nodes + num_own
             num_own += (prompt_tokens[request] + output_tokens[request]) // block_size
 
     cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil:
@@ -298,12 +294,13 @@ cdef class KvCache:
     """
 
     def __init__(self, int64_t num_requests, int64_t num_blocks, int64_t block_size, PrefixKeys keys):
-        cdef size_t size = max(num_requests, 1) * sizeof(BlockTable)
         self.pool = BlockPool(num_blocks, keys is not None)
         self.block_size = block_size
         self.keys = keys
-        self.tables = <BlockTable*>resized(NULL, size)
-        memset(self.tables, 0, size)
+        # Untouched pages of calloc cost nothing: of many ranks each sees few of the requests.
+        self.tables = <BlockTable*>calloc(max(num_requests, 1), sizeof(BlockTable))
+        if self.tables == NULL:
+            raise MemoryError(f"no memory for the block tables of {num_requests} requests")
         self.num_requests = num_requests
 
     def __dealloc__(self):
@@ -312,6 +309,9 @@ cdef class KvCache:
             free(self.tables[request].blocks)
         free(self.tables)
         free(self.hits)
+
+    cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil:
+        return blocks_for(tokens, self.block_size) <= self.pool.num_blocks
 
     cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens) except -1 nogil:
         """Look up the longest cached prefix of a waiting request, at most `max_tokens`; return its tokens.
@@ -339,19 +339,18 @@ cdef class KvCache:
         """Free blocks that vanish when the request of the last lookup holds `tokens`; a free hit counts too."""
         return max(0, blocks_for(tokens, self.block_size) - self.num_hits) + self.num_free_hits
 
-    cdef bint admit(self, int64_t request, int64_t tokens) except -1 nogil:
-        """First allocation: take the hits of the last lookup, then new blocks up to `tokens`. All or nothing."""
+    cdef int admit(self, int64_t request, int64_t tokens) except -1 nogil:
+        """First allocation: the hits of the last lookup, then new blocks up to `tokens`, which the caller checked."""
         cdef BlockTable* table = &self.tables[request]
         cdef int64_t hit
-        if self.blocks_to_admit(tokens) > self.pool.num_free():
-            return False
         # All hits are taken before any new block: a request must not evict its own prefix.
         self._reserve_table(table, self.num_hits)
         for hit in range(self.num_hits):
             self.pool.share(self.hits[hit])
             table.blocks[hit] = self.hits[hit]
         table.length = table.num_published = self.num_hits
-        return self.extend(request, tokens)
+        self.extend(request, tokens)
+        return 0
 
     cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil:
         """Let the request hold `tokens`. All or nothing."""
@@ -387,6 +386,12 @@ cdef class KvCache:
 
     cdef int64_t active_blocks(self) noexcept nogil:
         return self.pool.num_blocks - self.pool.num_free()
+
+    cdef int64_t free_blocks(self) noexcept nogil:
+        return self.pool.num_free()
+
+    cdef int64_t published_free_blocks(self) noexcept nogil:
+        return self.pool.num_evictable
 
     cdef int _reserve_table(self, BlockTable* table, int64_t length) except -1 nogil:
         if length > table.capacity:

@@ -4,6 +4,7 @@ Not the report: metrics are computed from the arrays recorded here. Source: engi
 """
 
 cimport numpy as np
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t
@@ -51,20 +52,27 @@ cdef class Rows:
     def __dealloc__(self):
         free(self.memory)
 
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.memory, self.length * self.row_bytes, True, flags)
+        self.num_exports += 1
+
+    def __releasebuffer__(self, Py_buffer* buffer):
+        self.num_exports -= 1
+
     cdef void* append(self) except NULL nogil:
         """A new uninitialised row."""
         if self.length == self.capacity:
+            if self.num_exports > 0:
+                with gil:
+                    raise BufferError("rows that are being read cannot grow")
             self.capacity = max(1024, 2 * self.capacity)
             self.memory = <char*>resized(self.memory, self.capacity * self.row_bytes)
         self.length += 1
         return &self.memory[(self.length - 1) * self.row_bytes]
 
     def array(self):
-        """Return a copy of the rows."""
-        rows = np.empty(self.length, self.dtype)
-        if self.length:
-            rows.view(np.uint8)[:] = <np.uint8_t[: self.length * self.row_bytes]><np.uint8_t*>self.memory
-        return rows
+        """Return the rows, not a copy: read-only, and the table cannot grow while it is in use."""
+        return np.frombuffer(self, self.dtype) if self.length else np.empty(0, self.dtype)
 
 
 cdef class Recorder:
@@ -80,16 +88,16 @@ cdef class Recorder:
         for name in ("reused_tokens", "first_reused_tokens", "num_admissions"):
             self.columns[name] = np.zeros(num_requests, np.int64)
         self.columns["worker"] = np.full(num_requests, -1, np.int64)
-        self.times.arrival_ms = <double*>np.PyArray_DATA(self.columns["arrival_ms"])
-        self.times.first_admit_ms = <double*>np.PyArray_DATA(self.columns["first_admit_ms"])
-        self.times.first_token_ms = <double*>np.PyArray_DATA(self.columns["first_token_ms"])
-        self.times.second_token_ms = <double*>np.PyArray_DATA(self.columns["second_token_ms"])
-        self.times.last_token_ms = <double*>np.PyArray_DATA(self.columns["last_token_ms"])
-        self.times.end_ms = <double*>np.PyArray_DATA(self.columns["end_ms"])
-        self.times.reused_tokens = <int64_t*>np.PyArray_DATA(self.columns["reused_tokens"])
-        self.times.first_reused_tokens = <int64_t*>np.PyArray_DATA(self.columns["first_reused_tokens"])
-        self.times.num_admissions = <int64_t*>np.PyArray_DATA(self.columns["num_admissions"])
-        self.times.worker = <int64_t*>np.PyArray_DATA(self.columns["worker"])
+        self.requests.arrival_ms = <double*>np.PyArray_DATA(self.columns["arrival_ms"])
+        self.requests.first_admit_ms = <double*>np.PyArray_DATA(self.columns["first_admit_ms"])
+        self.requests.first_token_ms = <double*>np.PyArray_DATA(self.columns["first_token_ms"])
+        self.requests.second_token_ms = <double*>np.PyArray_DATA(self.columns["second_token_ms"])
+        self.requests.last_token_ms = <double*>np.PyArray_DATA(self.columns["last_token_ms"])
+        self.requests.end_ms = <double*>np.PyArray_DATA(self.columns["end_ms"])
+        self.requests.reused_tokens = <int64_t*>np.PyArray_DATA(self.columns["reused_tokens"])
+        self.requests.first_reused_tokens = <int64_t*>np.PyArray_DATA(self.columns["first_reused_tokens"])
+        self.requests.num_admissions = <int64_t*>np.PyArray_DATA(self.columns["num_admissions"])
+        self.requests.worker = <int64_t*>np.PyArray_DATA(self.columns["worker"])
         assert _PASS_ROW.itemsize == sizeof(PassRow)
         self.passes = Rows(_PASS_ROW)
         self.gaps = Rows(_GAP_ROW)
@@ -129,15 +137,15 @@ cdef class Rank:
         return self.scheduler.has_work()
 
     cdef bint submit(self, int64_t request, double now) except -1 nogil:
-        self.recorder.times.worker[request] = self.index
+        self.recorder.requests.worker[request] = self.index
         if self.scheduler.submit(request):
             return True
-        self.recorder.times.end_ms[request] = now
+        self.recorder.requests.end_ms[request] = now
         return False
 
     cdef double start_pass(self, double now, int64_t wave_step) except? -1.0 nogil:
         """Schedule and price one pass; return when this rank alone would be done."""
-        cdef RequestTimes* times = &self.recorder.times
+        cdef RecordedRequests* record = &self.recorder.requests
         cdef AdmissionRow* admission
         cdef int64_t position, request, reused
         self.scheduler.schedule(wave_step)
@@ -147,11 +155,11 @@ cdef class Rank:
         for position in range(self.scheduler.num_scheduled - self.scheduler.num_admitted, self.scheduler.num_scheduled):
             request = self.scheduler.scheduled[position].request
             reused = self.scheduler.scheduled[position].computed_before
-            if times.num_admissions[request] == 0:
-                times.first_admit_ms[request] = now
-                times.first_reused_tokens[request] = reused
-            times.num_admissions[request] += 1
-            times.reused_tokens[request] = max(times.reused_tokens[request], reused)
+            if record.num_admissions[request] == 0:
+                record.first_admit_ms[request] = now
+                record.first_reused_tokens[request] = reused
+            record.num_admissions[request] += 1
+            record.reused_tokens[request] = max(record.reused_tokens[request], reused)
             admission = <AdmissionRow*>self.recorder.admissions.append()
             admission.request = request
             admission.at_ms = now
@@ -173,7 +181,7 @@ cdef class Rank:
         self.recorder.committed_prefill_tokens += self.scheduler.record.committed_prefill_tokens
         self._record_token_times(end_ms)
         for position in range(self.num_ended()):
-            self.recorder.times.end_ms[self.ended(position)] = end_ms
+            self.recorder.requests.end_ms[self.ended(position)] = end_ms
         if self.recorder.keeps_passes:
             self._record_pass(end_ms)
         return 0
@@ -188,19 +196,19 @@ cdef class Rank:
         return self.scheduler.rejected.items[position - self.scheduler.finished.length]
 
     cdef int _record_token_times(self, double now) except -1 nogil:
-        cdef RequestTimes* times = &self.recorder.times
+        cdef RecordedRequests* record = &self.recorder.requests
         cdef int64_t position, request, generated, first_gap = self.recorder.gaps.length
         for position in range(self.scheduler.emitted.length):
             request = self.scheduler.emitted.items[position]
             generated = self.scheduler.requests.columns.generated_tokens[request]
             if generated == 1:
-                times.first_token_ms[request] = now
-                times.last_token_ms[request] = now
+                record.first_token_ms[request] = now
+                record.last_token_ms[request] = now
                 continue
             if generated == 2:
-                times.second_token_ms[request] = now
-            self.recorder.count_gap(now - times.last_token_ms[request], first_gap)
-            times.last_token_ms[request] = now
+                record.second_token_ms[request] = now
+            self.recorder.count_gap(now - record.last_token_ms[request], first_gap)
+            record.last_token_ms[request] = now
         return 0
 
     cdef int _record_pass(self, double end_ms) except -1 nogil:
@@ -352,7 +360,7 @@ cdef class Replay:
         cdef int64_t turn = self.num_placed % (self.num_workers * self.dp_size)
         cdef int64_t rank = turn % self.num_workers * self.dp_size + turn // self.num_workers
         self.num_placed += 1
-        self.recorder.times.arrival_ms[request] = self.now_ms
+        self.recorder.requests.arrival_ms[request] = self.now_ms
         if not (<Rank>self.rank_pointers[rank]).submit(request, self.now_ms):
             self._request_ended(request)
         return 0

@@ -16,13 +16,7 @@ import numpy as np
 
 np.import_array()
 
-cdef enum:
-    # The first vLLM release known to spare a lone request from the long-prefill threshold (vllm-facts.md 1.5).
-    SPARING_MAJOR = 0
-    SPARING_MINOR = 31
-
-cdef int64_t _NO_LIMIT = 2**62
-_UNLIMITED = _NO_LIMIT
+cdef int64_t UNLIMITED = 2**62
 
 
 cdef int append(IndexList* entries, int64_t value) except -1 nogil:
@@ -74,6 +68,10 @@ cdef inline double variance(const LengthSums* sums) noexcept nogil:
         0.0,
         (<double>sums.squares - <double>sums.total * (<double>sums.total / <double>sums.count)) / <double>sums.count,
     )
+
+
+cdef int64_t limit_or_none(value) except -1:
+    return UNLIMITED if value is None else min(value, UNLIMITED)
 
 
 cdef class Requests:
@@ -178,18 +176,17 @@ cdef class Scheduler:
         self.vllm_rules = scheduler_rules == "vllm"
         self.num_gpu_blocks = num_gpu_blocks
         self.kv = KvCache(requests.count, num_gpu_blocks - self.vllm_rules, block_size, keys)
-        self.max_num_seqs = _UNLIMITED if max_num_seqs is None else min(max_num_seqs, _UNLIMITED)
-        self.max_num_batched_tokens = (
-            _UNLIMITED if max_num_batched_tokens is None else min(max_num_batched_tokens, _UNLIMITED)
-        )
-        self.max_model_len = _UNLIMITED if max_model_len is None else min(max_model_len, _UNLIMITED)
+        self.max_num_seqs = limit_or_none(max_num_seqs)
+        self.max_num_batched_tokens = limit_or_none(max_num_batched_tokens)
+        self.max_model_len = limit_or_none(max_model_len)
         self.chunked_prefill = enable_chunked_prefill
         self.preempts_oldest = preemption_mode == "fifo"
         self.by_priority = scheduling_policy == "priority"
         self.prefill_schedule_interval = prefill_schedule_interval
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.threshold_is_adaptive = long_prefill_token_threshold_adaptive
-        self.threshold_spares_lone_request = tuple(vllm_version) >= (SPARING_MAJOR, SPARING_MINOR)
+        # 0.29 and 0.30 were not recorded and count as older (vllm-facts.md 1.5).
+        self.threshold_spares_lone_request = tuple(vllm_version) >= (0, 31)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.reserves_whole_sequence = scheduler_reserve_full_isl
 
@@ -283,17 +280,15 @@ cdef class Scheduler:
                 request,
                 known if not self.vllm_rules and requests.output_tokens[request] == 0 else known - 1,
             )
-            # No bypass: while the head does not fit, no smaller follower overtakes it.
-            if self.reserves_whole_sequence and not self._fits(request, known):
+            tokens = self._chunk(request, cached)
+            # No bypass: while the head cannot run, no smaller follower overtakes it.
+            if tokens == 0 and known > cached:
                 return 0
             if self.defer_prefills and known - cached > 1:
                 return 0
             if self._prompt_must_wait(request, cached):
                 return 0
-            tokens = self._chunk(request, cached)
-            if tokens == 0 and known > cached:
-                return 0
-            if not self._fits(request, cached + tokens):
+            if not self._fits(known if self.reserves_whole_sequence else cached + tokens):
                 return 0
             self.kv.admit(request, cached + tokens)
             self._dequeue()
@@ -308,7 +303,7 @@ cdef class Scheduler:
     cdef void _set_chunk_limit(self) noexcept nogil:
         """The long-prefill threshold in force for this pass."""
         cdef int64_t unfinished = self.running.length + self.waiting.length
-        self.chunk_limit = _NO_LIMIT
+        self.chunk_limit = UNLIMITED
         if self.long_prefill_token_threshold == 0:
             return
         if self.threshold_spares_lone_request and unfinished == 1:
@@ -339,13 +334,15 @@ cdef class Scheduler:
         if self.chunked_prefill:
             return False
         # vLLM counts the generated tokens of a resumed request too, the simulator only its prompt.
-        end = known_tokens(&self.requests.columns, request) if self.vllm_rules else self.requests.columns.prompt_tokens[request]
+        end = self.requests.columns.prompt_tokens[request]
+        if self.vllm_rules:
+            end = known_tokens(&self.requests.columns, request)
         return min(end - computed, self.chunk_limit) > self.budget
 
-    cdef bint _fits(self, int64_t request, int64_t tokens) noexcept nogil:
+    cdef bint _fits(self, int64_t tokens) noexcept nogil:
         """Whether the waiting request of the last lookup can hold `tokens`, the watermark respected."""
         cdef int64_t watermark = self.watermark_blocks if self.running.length > 0 else 0
-        return self.kv.blocks_to_admit(tokens) + watermark <= self.kv.pool.num_free()
+        return self.kv.blocks_to_admit(tokens) + watermark <= self.kv.free_blocks()
 
     cdef int64_t _victim(self) noexcept nogil:
         """Position in `running` of the request to preempt."""
@@ -448,8 +445,8 @@ cdef class Scheduler:
         record.num_running = self.running.length
         record.num_waiting = self.waiting.length
         record.active_blocks = self.kv.active_blocks()
-        record.free_blocks = self.kv.pool.num_free()
-        record.published_free_blocks = self.kv.pool.num_evictable
+        record.free_blocks = self.kv.free_blocks()
+        record.published_free_blocks = self.kv.published_free_blocks()
 
     cdef int complete(self) except -1 nogil:
         """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
@@ -491,7 +488,7 @@ cdef class Scheduler:
         cdef int64_t prompt = self.requests.columns.prompt_tokens[request]
         if prompt >= self.max_model_len:
             return MODEL_LENGTH
-        if (prompt + self.kv.block_size - 1) // self.kv.block_size > self.kv.pool.num_blocks:
+        if not self.kv.can_ever_hold(prompt):
             return KV_CAPACITY
         if self.vllm_rules and not self.chunked_prefill and prompt > self.max_num_batched_tokens:
             return UNCHUNKED_PROMPT

@@ -11,15 +11,15 @@ __version__ = "0.1.0"
 
 # Where each public name lives; the whole stable surface of the package.
 _HOME = {
-    "EngineLaunchConfig": "fpmsdk.engine.launch",
+    "EngineLaunchConfig": "fpmsdk.launch",
     "ForwardPassPerfModel": "fpmsdk.perfmodel.model",
     "ForwardPassPerfModelConfig": "fpmsdk.config",
     "FpmBatch": "fpmsdk.metrics",
     "ReplayReport": "fpmsdk.replay",
     "Trace": "fpmsdk.replay",
-    "config_engine_launch_mismatches": "fpmsdk.engine.launch",
+    "config_engine_launch_mismatches": "fpmsdk.launch",
     "inspect_state_snapshot": "fpmsdk.perfmodel.model",
-    "materialize_engine_launch_config": "fpmsdk.engine.materialize",
+    "materialize_engine_launch_config": "fpmsdk.launch",
     "replay_trace": "fpmsdk.replay",
 }
 
@@ -40,8 +40,11 @@ __all__ = [
 if TYPE_CHECKING:
     from fpmsdk import errors
     from fpmsdk.config import ForwardPassPerfModelConfig
-    from fpmsdk.engine.launch import EngineLaunchConfig, config_engine_launch_mismatches
-    from fpmsdk.engine.materialize import materialize_engine_launch_config
+    from fpmsdk.launch import (
+        EngineLaunchConfig,
+        config_engine_launch_mismatches,
+        materialize_engine_launch_config,
+    )
     from fpmsdk.metrics import FpmBatch
     from fpmsdk.perfmodel.model import ForwardPassPerfModel, inspect_state_snapshot
     from fpmsdk.replay import ReplayReport, Trace, replay_trace

@@ -14,7 +14,6 @@ cdef inline void* resized(void* memory, size_t size) except NULL nogil:
 
 cdef class PrefixKeys:
     cdef readonly int64_t block_size
-    cdef int64_t num_shared_keys       # keys below this one may be common to several requests
     cdef int64_t[::1] first_key        # [n + 1] where the keys of a request's full prompt blocks start in `keys`
     cdef int64_t[::1] keys
     cdef int64_t[::1] first_own_key    # [n] where the keys of a request's other blocks start
@@ -72,11 +71,14 @@ cdef class KvCache:
     cdef int64_t* hits                 # cached blocks found by the last lookup
     cdef int64_t num_hits, num_free_hits, hits_capacity
 
+    cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil
     cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens) except -1 nogil
     cdef int64_t blocks_to_admit(self, int64_t tokens) noexcept nogil
-    cdef bint admit(self, int64_t request, int64_t tokens) except -1 nogil
+    cdef int admit(self, int64_t request, int64_t tokens) except -1 nogil
     cdef bint extend(self, int64_t request, int64_t tokens) except -1 nogil
     cdef void publish(self, int64_t request, int64_t tokens) noexcept nogil
     cdef void release(self, int64_t request) noexcept nogil
     cdef int64_t active_blocks(self) noexcept nogil
+    cdef int64_t free_blocks(self) noexcept nogil
+    cdef int64_t published_free_blocks(self) noexcept nogil
     cdef int _reserve_table(self, BlockTable* table, int64_t length) except -1 nogil

@@ -31,12 +31,12 @@ cdef class Rows:
     cdef object dtype
     cdef char* memory
     cdef size_t row_bytes
-    cdef int64_t length, capacity
+    cdef int64_t length, capacity, num_exports
 
     cdef void* append(self) except NULL nogil
 
 
-cdef struct RequestTimes:
+cdef struct RecordedRequests:
     double* arrival_ms
     double* first_admit_ms
     double* first_token_ms
@@ -51,7 +51,7 @@ cdef struct RequestTimes:
 
 cdef class Recorder:
     cdef dict columns
-    cdef RequestTimes times
+    cdef RecordedRequests requests
     cdef readonly Rows passes, gaps, admissions
     cdef bint keeps_passes
     cdef readonly int64_t committed_prefill_tokens

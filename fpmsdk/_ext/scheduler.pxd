@@ -129,7 +129,7 @@ cdef class Scheduler:
     cdef bint _defers_prefills(self, int64_t wave_step) noexcept nogil
     cdef int64_t _chunk(self, int64_t request, int64_t computed) noexcept nogil
     cdef bint _prompt_must_wait(self, int64_t request, int64_t computed) noexcept nogil
-    cdef bint _fits(self, int64_t request, int64_t tokens) noexcept nogil
+    cdef bint _fits(self, int64_t tokens) noexcept nogil
     cdef int64_t _victim(self) noexcept nogil
     cdef int _preempt(self, int64_t position) except -1 nogil
     cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil

@@ -2,8 +2,8 @@
 
     python -m fpmsdk.engine.conformance FILE...
 
-prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only when
-D is 0.
+prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only
+when D is 0.
 Not a replay: no time passes, the engine is stepped as the recording says. Source: vllm-facts.md 1 to 3.
 """
 
@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,14 @@ def build_scheduler(scenario: Scenario, version: tuple[int, int]) -> Scheduler:
         max_num_seqs=engine["max_num_seqs"],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_model_len=engine["max_model_len"],
+        enable_chunked_prefill=engine.get("enable_chunked_prefill", True),
         scheduling_policy=engine.get("scheduling_policy", "fcfs"),
         keys=keys,
         long_prefill_token_threshold=engine.get("long_prefill_token_threshold", 0),
+        long_prefill_token_threshold_adaptive=engine.get("long_prefill_token_threshold_adaptive", False),
         vllm_version=version,
+        watermark=engine.get("watermark", 0.0),
+        scheduler_reserve_full_isl=engine.get("scheduler_reserve_full_isl", True),
     )
 
 
@@ -106,10 +111,12 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
 def scenario_differences(scenario: Scenario, version: tuple[int, int]) -> list[str]:
     """Return one line per recorded field of a step that the compiled rank does not reproduce."""
     differences = []
-    simulated = list(simulated_steps(scenario, version))
     recorded = scenario["steps"]
+    # One step more shows that the rank goes on; a rank that went wrong might do so for ever.
+    simulated = list(islice(simulated_steps(scenario, version), len(recorded) + 1))
     if len(simulated) != len(recorded):
-        differences.append(f"{len(recorded)} steps recorded, {len(simulated)} simulated")
+        more_or_less = "fewer" if len(simulated) < len(recorded) else "more"
+        differences.append(f"{len(recorded)} steps recorded, {more_or_less} simulated")
     for number, (expected, found) in enumerate(zip(recorded, simulated, strict=False)):
         differences += [
             f"step {number} {field}: recorded {expected[field]}, simulated {found[field]}"
@@ -117,6 +124,21 @@ def scenario_differences(scenario: Scenario, version: tuple[int, int]) -> list[s
             if expected[field] != found[field]
         ]
     return differences
+
+
+def read_recording(path: str) -> dict[str, Any]:
+    """Return a recording whose fields are all there.
+
+    Raises TraceError when the file is something else; names the field.
+    """
+    document = json.loads(Path(path).read_text())
+    if not isinstance(document, dict) or "scenarios" not in document:
+        raise TraceError("field `scenarios` is missing; expected recorded scheduler decisions")
+    for scenario in document["scenarios"]:
+        for field in ("name", "engine", "requests", "num_blocks", "block_size", "steps"):
+            if field not in scenario:
+                raise TraceError(f"scenario {scenario.get('name')}: field `{field}` is missing")
+    return document
 
 
 def main(paths: list[str]) -> int:
@@ -127,10 +149,10 @@ def main(paths: list[str]) -> int:
     scenarios = steps = total = 0
     for path in paths:
         try:
-            document = json.loads(Path(path).read_text())
+            document = read_recording(path)
             version = vllm_version(document)
         except (OSError, ValueError) as error:
-            print(f"{path}: cannot be read as recorded scheduler decisions: {error}", file=sys.stderr)
+            print(f"{path}: {error}", file=sys.stderr)
             return 2
         for scenario in document["scenarios"]:
             differences = scenario_differences(scenario, version)

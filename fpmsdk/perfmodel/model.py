@@ -228,6 +228,17 @@ class ForwardPassPerfModel:
         """Identity of the deployment that the model stands for. Source: fpm-model.md section 8."""
         return readiness.deployment_topology(self._selection.config, corrected=False)
 
+    def engine_launch_mismatches(self, launch_args: Mapping[str, Any]) -> list[str]:
+        """Identity conflicts between engine launch arguments and this model; empty when a launch accepts it.
+
+        Raises
+        ------
+        LaunchConfigError: the launch arguments are invalid by themselves.
+        """
+        from fpmsdk.launch import config_engine_launch_mismatches
+
+        return config_engine_launch_mismatches(launch_args, self._selection.config)
+
     def get_min_correction_factor(self) -> float | None:
         """Smallest ready correction factor; None when there is none."""
         return None

@@ -21,8 +21,8 @@ from fpmsdk._ext.pages import PrefixKeys
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
 from fpmsdk._ext.replay import Recorder, Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Scheduler, Status
-from fpmsdk.engine.launch import EngineConfig, EngineLaunchConfig
 from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError
+from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
@@ -142,7 +142,7 @@ def replay_trace(
     replay.run()
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
-    gaps = _columns(replay.recorder.gaps.array())
+    gaps = replay.recorder.gaps.array()
     report = ReplayReport(
         requests=_request_columns(trace, requests, replay.recorder, engine, scheduler_rules),
         passes=_columns(replay.recorder.passes.array()),
@@ -299,7 +299,7 @@ def _next_turns(trace: Trace) -> NDArray[np.int64]:
 
 
 def _columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
-    return {name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()}
+    return {name: rows[name] for name in rows.dtype.names or ()}
 
 
 def _session_names(trace: Trace) -> NDArray[np.object_]:
@@ -312,16 +312,17 @@ def _session_names(trace: Trace) -> NDArray[np.object_]:
 def _request_columns(
     trace: Trace, requests: Requests, recorder: Recorder, engine: EngineConfig, scheduler_rules: str
 ) -> dict[str, NDArray[Any]]:
+    outcomes = np.full(len(Status), "unfinished", object)
+    outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
     usable_blocks = engine.num_gpu_blocks - (scheduler_rules == "vllm")
-    reasons = {
-        Refusal.ACCEPTED: None,
-        Refusal.MODEL_LENGTH: f"its prompt leaves no room below max_model_len = {engine.max_model_len}",
-        Refusal.KV_CAPACITY: f"its prompt needs more than the {usable_blocks} usable KV blocks of "
-        f"{engine.block_size} tokens",
-        Refusal.UNCHUNKED_PROMPT: "its prompt exceeds max_num_batched_tokens = "
-        f"{engine.max_num_batched_tokens} without chunked prefill",
-    }
-    outcomes = {Status.COMPLETED: "completed", Status.REJECTED: "rejected"}
+    reasons = np.full(len(Refusal), None, object)
+    reasons[Refusal.MODEL_LENGTH] = f"its prompt leaves no room below max_model_len = {engine.max_model_len}"
+    reasons[Refusal.KV_CAPACITY] = (
+        f"its prompt needs more than the {usable_blocks} usable KV blocks of {engine.block_size} tokens"
+    )
+    reasons[Refusal.UNCHUNKED_PROMPT] = (
+        f"its prompt exceeds max_num_batched_tokens = {engine.max_num_batched_tokens} without chunked prefill"
+    )
     columns: dict[str, NDArray[Any]] = {
         "request_id": trace.request_ids,
         "session_id": _session_names(trace),
@@ -330,8 +331,8 @@ def _request_columns(
         "requested_output_tokens": trace.output_tokens,
         "output_tokens": requests.column("generated_tokens"),
         "num_preemptions": requests.column("num_preemptions"),
-        "status": np.array([outcomes.get(Status(value), "unfinished") for value in requests.column("status")], object),
-        "rejection_reason": np.array([reasons[Refusal(value)] for value in requests.column("refusal")], object),
+        "status": outcomes[requests.column("status")],
+        "rejection_reason": reasons[requests.column("refusal")],
         **{name: recorder.column(name) for name in _RECORDED_COLUMNS},
     }
     arrived = ~np.isnan(columns["arrival_ms"])

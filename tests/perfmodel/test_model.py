@@ -442,6 +442,14 @@ def test_deployment_topology_names_the_deployment():
     assert topology["correction_limits"] is None
 
 
+def test_launch_mismatches_are_those_of_the_model_configuration():
+    launch = {"engine": {"timing_model": {"type": "fixed", "prefill_ms": 1.0, "decode_ms": 1.0}}, "dp_size": 2}
+    launch["tensor_parallel_size"] = 2
+    conflicts = build(tp=4, attention_dp=2).engine_launch_mismatches(launch)
+    assert conflicts == ["tensor_parallel_size conflicts with canonical tp"]
+    assert build(tp=2, attention_dp=2).engine_launch_mismatches(launch) == []
+
+
 def test_a_regression_has_no_correction_factors_and_no_coverage():
     model = build()
     assert model.get_min_correction_factor() is None

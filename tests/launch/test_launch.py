@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpmsdk.engine.launch import EngineConfig, EngineLaunchConfig, SglangConfig
-from fpmsdk.engine.launch_fields import ENGINE, LAUNCH
-from fpmsdk.engine.launch_rules import canonical_accept_rates
 from fpmsdk.errors import LaunchConfigError
+from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig, SglangConfig
+from fpmsdk.launch.fields import ENGINE, LAUNCH
+from fpmsdk.launch.rules import canonical_accept_rates
 from tests.vectors import load_vectors
 
 CASES = [case for case in load_vectors("config_peer")["cases"] if case["kind"] == "launch"]

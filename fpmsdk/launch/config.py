@@ -13,10 +13,10 @@ from typing import Any, Self
 from fpmsdk.config import ForwardPassPerfModelConfig, check_config, request_document
 from fpmsdk.config.jsontext import JsonFault, read_json
 from fpmsdk.config.schema import SchemaFault, describe
-from fpmsdk.engine.launch_fields import BLOCK_SIZES, LAUNCH
-from fpmsdk.engine.launch_flat import canonical_form, derived_from_timing, native_timing_config
-from fpmsdk.engine.launch_rules import validate_launch
 from fpmsdk.errors import ConfigError, LaunchConfigError, MissingCapabilityError
+from fpmsdk.launch.fields import BLOCK_SIZES, LAUNCH
+from fpmsdk.launch.flat import canonical_form, derived_from_timing, native_timing_config
+from fpmsdk.launch.rules import validate_launch
 
 UNLIMITED = 2**64 - 1
 

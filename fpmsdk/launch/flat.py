@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fpmsdk.config.schema import describe
-from fpmsdk.engine.launch_fields import LAUNCH, NATIVE_PROVIDERS
 from fpmsdk.errors import LaunchConfigError
+from fpmsdk.launch.fields import LAUNCH, NATIVE_PROVIDERS
 
 ALIASES = {
     "engine_type": "backend",

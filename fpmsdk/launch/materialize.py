@@ -10,9 +10,9 @@ from typing import Any
 from fpmsdk.config import check_config
 from fpmsdk.config.fields import CONFIG
 from fpmsdk.config.schema import describe
-from fpmsdk.engine.launch import EngineLaunchConfig
-from fpmsdk.engine.launch_fields import NATIVE_PROVIDERS
 from fpmsdk.errors import LaunchConfigError, MissingCapabilityError
+from fpmsdk.launch.config import EngineLaunchConfig
+from fpmsdk.launch.fields import NATIVE_PROVIDERS
 
 MEMORY_FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
 MEMORY_INPUTS = (*MEMORY_FRACTIONS, "cuda_graph_reserved_bytes")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fpmsdk.engine.launch import EngineLaunchConfig
 from fpmsdk.errors import ConfigError, LaunchConfigError
+from fpmsdk.launch.config import EngineLaunchConfig
 
 CONFIG = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "aggregated"}
 

@@ -3,8 +3,8 @@
 import pytest
 
 from fpmsdk import EngineLaunchConfig, materialize_engine_launch_config
-from fpmsdk.engine.materialize import canonical_performance_config
 from fpmsdk.errors import ConfigError, LaunchConfigError, MissingCapabilityError
+from fpmsdk.launch.materialize import canonical_performance_config
 
 CONFIG = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"}
 FIXED = {"type": "fixed", "prefill_ms": 2.0, "decode_ms": 1.0}

@@ -1,0 +1,365 @@
+"""replay_trace: options, timing arguments, outcomes of requests, and what a run records."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fpmsdk import EngineLaunchConfig, Trace, replay_trace
+from fpmsdk._ext.pricing import FixedTiming, PassPricer
+from fpmsdk._ext.replay import Replay
+from fpmsdk._ext.scheduler import Requests, Scheduler
+from fpmsdk.errors import (
+    ConfigError,
+    EmptyResultError,
+    LaunchConfigError,
+    MissingCapabilityError,
+    RequestNeverFitsError,
+    TimingError,
+)
+from fpmsdk.replay.run import as_timing_model
+
+FIXED = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+ENGINE = {"block_size": 4, "num_gpu_blocks": 64, "max_num_batched_tokens": 16, "timing_model": FIXED}
+
+
+def trace(*shapes, arrivals=None, **columns):
+    prompts, outputs = zip(*shapes, strict=True)
+    return Trace.from_arrays(arrivals or [0.0] * len(shapes), prompts, outputs, **columns)
+
+
+def replayed(*shapes, arrivals=None, columns=None, engine=None, launch=None, **options):
+    configuration = {"engine": ENGINE | (engine or {})} | (launch or {})
+    return replay_trace(trace(*shapes, arrivals=arrivals, **(columns or {})), launch=configuration, **options)
+
+
+def column(report, name):
+    return report.requests.column(name).to_pylist()
+
+
+# Outcomes of requests
+
+
+@pytest.mark.parametrize("rules", ["vllm", "simulator"])
+@pytest.mark.parametrize(
+    ("oversized", "engine", "reason"),
+    [
+        ((300, 2), {}, "needs more than the 6. usable KV blocks of 4 tokens"),
+        ((10, 1), {"max_model_len": 10}, "leaves no room below max_model_len = 10"),
+    ],
+)
+def test_a_request_that_can_never_fit_is_rejected_with_the_reason_and_the_others_go_on(
+    rules, oversized, engine, reason
+):
+    report = replayed(oversized, (4, 1), engine=engine, scheduler_rules=rules)
+    assert column(report, "status") == ["rejected", "completed"]
+    assert column(report, "first_token_ms") == [None, 10.0]
+    # vLLM refuses at arrival, the simulator when the request reaches the head.
+    assert column(report, "end_ms") == [0.0 if rules == "vllm" else 10.0, 10.0]
+    assert report.requests.column("rejection_reason")[1].as_py() is None
+    assert re.search(reason, column(report, "rejection_reason")[0])
+
+
+def test_without_chunked_prefill_a_prompt_beyond_the_budget_is_rejected():
+    report = replayed((17, 1), (4, 1), engine={"enable_chunked_prefill": False})
+    assert column(report, "status") == ["rejected", "completed"]
+    assert "max_num_batched_tokens = 16" in column(report, "rejection_reason")[0]
+
+
+@pytest.mark.parametrize("rules", ["vllm", "simulator"])
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_request_that_outgrows_the_cache_ends_the_replay_and_is_named(rules, caching):
+    blocks = {"num_gpu_blocks": 10 + (rules == "vllm"), "enable_prefix_caching": caching}
+    # The last token needs no KV: 38 + 3 tokens fit into 40 places, 38 + 4 do not.
+    assert column(replayed((38, 3), engine=blocks, scheduler_rules=rules), "output_tokens") == [3]
+    with pytest.raises(RequestNeverFitsError, match="request 'long' can never be scheduled again") as failure:
+        replayed((38, 4), engine=blocks, scheduler_rules=rules, columns={"request_ids": ["long"]})
+    assert "41 tokens needs 11 KV blocks of 4 tokens, the cache has 10" in str(failure.value)
+
+
+def test_a_prompt_that_no_unchunked_pass_can_hold_is_named_under_simulator_rules():
+    with pytest.raises(RequestNeverFitsError, match="exceeds max_num_batched_tokens = 16 without chunked prefill"):
+        replayed((17, 1), engine={"enable_chunked_prefill": False}, scheduler_rules="simulator")
+
+
+def test_zero_output_requests_complete_without_a_token():
+    report = replayed((8, 0), (8, 2))
+    assert column(report, "status") == ["completed", "completed"]
+    assert column(report, "first_token_ms") == [None, 10.0]
+    assert column(report, "end_ms") == [10.0, 11.0]
+
+
+def test_every_request_emits_exactly_its_planned_tokens():  # U20
+    report = replayed((8, 101), (8, 202), (8, 303), engine={"num_gpu_blocks": 256})
+    assert column(report, "output_tokens") == [101, 202, 303]
+    assert column(report, "first_reused_tokens") == [0, 0, 0]
+
+
+def test_nothing_completed_is_an_error_not_an_empty_report():
+    with pytest.raises(EmptyResultError, match="1 of 1 were rejected"):
+        replayed((300, 2))
+
+
+def test_unfinished_requests_are_reported_as_such():
+    report = replayed((8, 2), (8, 2), (8, 2), arrivals=[0.0, 1000.0, 2000.0], max_sim_time_ms=1005.0)
+    assert column(report, "status") == ["completed", "unfinished"]
+    assert report.summary["num_requests"] == 2
+
+
+# Load
+
+
+def test_a_rejected_turn_lets_its_session_go_on():
+    report = replayed((8, 2), (300, 1), (8, 2), columns={"session_ids": ["s"] * 3, "delay_ms": [0.0, 5.0, 5.0]})
+    assert column(report, "status") == ["completed", "rejected", "completed"]
+    assert column(report, "arrival_ms") == [0.0, 16.0, 21.0]
+
+
+def test_a_rejected_request_frees_its_place_in_a_closed_loop():
+    report = replayed((300, 1), (8, 2), (8, 2), concurrency=1)
+    assert column(report, "arrival_ms") == [0.0, 0.0, 11.0]
+
+
+def test_ranks_of_a_group_end_with_the_slowest():
+    report = replayed((16, 2), (4, 3), launch={"dp_size": 2})
+    assert column(report, "worker") == [0, 1]
+    assert column(report, "end_ms") == [11.0, 12.0]
+
+
+def test_the_prefill_cadence_starts_anew_with_each_busy_period():
+    # Round robin over two ranks: the fifth request meets the third on rank 0. Their period starts at 100 ms; its
+    # passes 1 to 3 only decode, the fourth takes the new prompt.
+    report = replayed(
+        (4, 2), (4, 2), (4, 20), (4, 1), (4, 1),
+        arrivals=[0.0, 0.0, 100.0, 100.0, 105.0],
+        engine={"prefill_schedule_interval": 4},
+        launch={"dp_size": 2},
+        scheduler_rules="simulator",
+    )  # fmt: skip
+    assert column(report, "first_token_ms")[2:] == [110.0, 110.0, 124.0]
+
+
+def test_priority_serves_the_smaller_value_first():
+    options = {"columns": {"priority": [0, 5, 1]}, "engine": {"max_num_seqs": 1}}
+    shapes = [(8, 2), (8, 2), (8, 2)]
+    assert column(replayed(*shapes, **options), "end_ms") == [11.0, 22.0, 33.0]
+    assert column(replayed(*shapes, scheduling_policy="priority", **options), "end_ms") == [11.0, 33.0, 22.0]
+
+
+# Recording
+
+
+def test_a_pass_row_tells_work_queue_price_and_state():
+    report = replayed((8, 3), (12, 2), engine={"max_num_batched_tokens": 8, "enable_prefix_caching": False})
+    rows = report.passes.to_pylist()
+    assert [row["end_ms"] for row in rows] == [10.0, 21.0, 32.0, 33.0]
+    assert rows[1] == rows[1] | {
+        "start_ms": 10.0,
+        "prefill_ms": 10.0,
+        "decode_ms": 1.0,
+        "worker": 0,
+        "composed": 0,
+        "num_prefill_requests": 1,
+        "sum_prefill_tokens": 7,
+        "num_decode_requests": 1,
+        "sum_decode_kv_tokens": 8,
+        "num_running": 2,
+        "num_waiting": 0,
+        "active_blocks": 5,
+    }
+    assert (rows[0]["num_queued_prefill"], rows[0]["sum_queued_prefill_tokens"]) == (1, 12)
+
+
+def test_passes_are_left_out_on_request_and_nothing_else_changes():
+    full = replayed((8, 3), (12, 2))
+    brief = replayed((8, 3), (12, 2), record_passes=False)
+    assert brief.passes.num_rows == 0
+    assert brief.requests.equals(full.requests)
+    same = full.summary.keys() - {key for key in full.summary if "wall" in key or "processed" in key}
+    assert {key: brief.summary[key] for key in same} == {key: full.summary[key] for key in same}
+
+
+def run_core(shapes, **settings):
+    settings = {"num_gpu_blocks": 64, "block_size": 4, "max_num_batched_tokens": 16} | settings
+    prompts, outputs = zip(*shapes, strict=True)
+    requests = Requests(prompts, outputs)
+    scheduler = Scheduler(requests, "simulator", **settings)
+    replay = Replay(
+        [scheduler],
+        PassPricer(FixedTiming(10.0, 1.0), True, 1.0, 1.0),
+        dp_size=1,
+        arrival_ms=np.zeros(len(shapes)),
+        next_turn=np.full(len(shapes), -1),
+        delay_ms=np.zeros(len(shapes)),
+    )
+    replay.run()
+    return replay.recorder
+
+
+def test_admissions_are_recorded_one_by_one():
+    recorder = run_core([(8, 8), (8, 8)], num_gpu_blocks=6, max_num_seqs=2)
+    assert recorder.admissions.array().tolist() == [(0, 0.0, 0), (1, 0.0, 0), (1, 17.0, 0)]
+    assert recorder.column("num_admissions").tolist() == [1, 2]
+
+
+def test_requests_that_continue_together_share_one_gap_entry_per_pass():
+    # The first two decode while the third prompt takes two passes; then all three go on.
+    recorder = run_core([(8, 5), (8, 5), (16, 2)])
+    assert recorder.gaps.array().tolist() == [(11.0, 2), (11.0, 2), (1.0, 3), (1.0, 2)]
+
+
+def test_a_resumed_request_has_a_gap_of_its_own():
+    # The third request loses its place after its first token (10 ms), gets it back when the second is done
+    # (13 ms), and recomputes until 24 ms.
+    recorder = run_core([(8, 6), (8, 4), (8, 3)], num_gpu_blocks=8, max_num_batched_tokens=32)
+    assert recorder.admissions.array().tolist()[-1] == (2, 13.0, 0)
+    assert recorder.gaps.array().tolist() == [(1.0, 2)] * 3 + [(11.0, 1), (14.0, 1), (1.0, 2)]
+
+
+# Timing arguments
+
+
+class Model:
+    def timing_model(self):
+        return FixedTiming(5.0, 2.0)
+
+
+class Provider:
+    def predict_prefill_ms(self, batch, mean_isl, mean_prefix):
+        return 5.0
+
+    def predict_decode_ms(self, batch, active_kv_tokens, mean_context, total_kv_tokens):
+        return 2.0
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [FixedTiming(5.0, 2.0), Model(), Provider(), {"type": "fixed", "prefill_ms": 5, "decode_ms": 2}],
+    ids=["compiled", "model", "python", "mapping"],
+)
+def test_timing_may_be_a_timing_model_a_model_a_mapping_or_a_python_object(timing):
+    assert column(replayed((8, 3), timing=timing), "end_ms") == [9.0]
+
+
+@pytest.mark.parametrize(
+    ("timing", "message"),
+    [
+        (
+            {"type": "external", "provider": "ais", "config": {}},
+            "provider 'ais' is a configuration, not a model",
+        ),
+        ({"type": "fixed", "prefill_ms": 1.0}, "give {type: polynomial}"),
+        ({"type": "other"}, "give {type: polynomial}"),
+        (42, "int has no method predict_prefill_ms"),
+    ],
+)
+def test_anything_else_is_no_timing(timing, message):
+    with pytest.raises(TimingError, match=message):
+        as_timing_model(timing)
+
+
+def test_an_error_of_a_python_object_ends_the_replay_as_it_is():
+    class Broken(Provider):
+        def predict_decode_ms(self, batch, active_kv_tokens, mean_context, total_kv_tokens):
+            raise LookupError(f"batch {batch} was never measured")
+
+    with pytest.raises(LookupError, match="batch 2 was never measured"):
+        replayed((8, 3), (8, 3), timing=Broken())
+
+
+def test_composed_and_separate_passes_are_counted():
+    class Composing(Provider):
+        def predict_mixed_pass_ms(self, prefill, decode):
+            return (6.0, 0.5) if decode[0] == 1 else None
+
+    shapes, arrivals = [(8, 9), (8, 9), (8, 9)], [0.0, 6.0, 14.0]
+    report = replayed(*shapes, arrivals=arrivals, timing=Composing())
+    assert report.summary["composed_passes"] == 1
+    assert report.summary["mixed_passes_priced_separately"] == 1
+    assert sum(row["composed"] for row in report.passes.to_pylist()) == 1
+    separate = replayed(*shapes, arrivals=arrivals, timing=Composing(), mixed_pass_pricing="separate")
+    assert separate.summary["composed_passes"] == 0
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"scheduler_rules": "other"}, "scheduler_rules"),
+        ({"mixed_pass_pricing": "sum"}, "mixed_pass_pricing"),
+        ({"scheduling_policy": "lottery"}, "scheduling_policy"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"num_workers": True}, "num_workers"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"arrival_speedup_ratio": 0.0}, "arrival_speedup_ratio"),
+        ({"arrival_speedup_ratio": math.inf}, "arrival_speedup_ratio"),
+        ({"arrival_speedup_ratio": math.nan}, "arrival_speedup_ratio"),
+        ({"max_sim_time_ms": -1.0}, "max_sim_time_ms"),
+        ({"watermark": 1.0}, "watermark"),
+        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold"),
+        ({"vllm_version": "latest"}, "vllm_version"),
+        ({"scheduler_rules": "simulator", "watermark": 0.1}, "watermark"),
+        ({"scheduler_rules": "simulator", "scheduling_policy": "priority"}, "scheduling_policy"),
+        ({"engine": {"num_gpu_blocks": 1}}, "engine.num_gpu_blocks"),
+        (
+            {"engine": {"max_model_len": 32}, "long_prefill_token_threshold": 33},
+            "long_prefill_token_threshold",
+        ),
+    ],
+)
+def test_an_option_out_of_range_is_named(options, path):
+    with pytest.raises(ConfigError) as failure:
+        replayed((8, 2), **options)
+    assert failure.value.path == path
+    assert path in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"backend": "sglang"},
+        {"worker_type": "prefill"},
+        {"aic_nextn": 1},
+    ],
+)
+def test_an_engine_that_is_not_simulated_is_refused_by_name(engine):
+    with pytest.raises(MissingCapabilityError, match=f"engine.{next(iter(engine))} = "):
+        replayed((8, 2), engine=engine)
+
+
+def test_a_malformed_launch_is_refused():
+    with pytest.raises(LaunchConfigError):
+        replayed((8, 2), launch={"dp_size": 0})
+
+
+def test_the_launch_may_be_given_as_an_object_or_left_out():
+    launch = EngineLaunchConfig.from_mapping({"engine": ENGINE})
+    assert column(replay_trace(trace((8, 3)), launch=launch), "end_ms") == [12.0]
+    assert column(replay_trace(trace((8, 1))), "status") == ["completed"]
+
+
+# Invariants
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=8),
+    st.sampled_from(["vllm", "simulator"]),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_a_replay_is_repeatable_ordered_in_time_and_loses_nobody(shapes, rules, num_workers, caching):
+    engine = {"num_gpu_blocks": 20, "enable_prefix_caching": caching, "max_num_seqs": 3}
+    first, second = (replayed(*shapes, engine=engine, scheduler_rules=rules, num_workers=num_workers) for _ in range(2))
+    assert first.requests.equals(second.requests)
+    assert first.passes.equals(second.passes)
+    for row in first.requests.to_pylist():
+        assert row["status"] == "completed"
+        assert row["output_tokens"] == row["requested_output_tokens"]
+        times = [row[name] for name in ("arrival_ms", "first_admit_ms", "first_token_ms", "second_token_ms")]
+        times = [time for time in [*times, row["last_token_ms"], row["end_ms"]] if time is not None]
+        assert times == sorted(times)
