@@ -79,9 +79,10 @@ def _first(config: Mapping[str, Any], *spellings: str) -> int:
     """The first spelling that holds a positive whole number, 0 when there is none."""
     for name in spellings:
         value = config.get(name)
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        if whole and not isinstance(value, bool) and value > 0:
-            return int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
     return 0
 
 
