@@ -98,55 +98,65 @@ cdef int carry_over(
 
 cdef struct Neighbour:
     double squared_distance
-    int64_t leaf
-    double utilisation
-    double power_w
+    int64_t nodes[MAX_GRID_AXES]     # of each level; the last one is the measurement
 
 
 cdef struct Search:
     # The nearest measurements so far, ascending in distance; one more than are averaged, for the support radius.
     int count
     Neighbour nearest[NUM_NEIGHBOURS + 1]
+    bint check_sol                   # leave out measurements without a roofline
+    sol_function sol
+    const void* params
 
 
 cdef bint too_far(const Search* search, double squared_distance) noexcept nogil:
     return search.count == NUM_NEIGHBOURS + 1 and squared_distance > search.nearest[NUM_NEIGHBOURS].squared_distance
 
 
-cdef void offer(Search* search, const Neighbour* candidate) noexcept nogil:
+cdef bint before(const Neighbour* a, const Neighbour* b, int last) noexcept nogil:
+    if a.squared_distance != b.squared_distance:
+        return a.squared_distance < b.squared_distance
+    return a.nodes[last] < b.nodes[last]
+
+
+cdef void offer(Search* search, const Neighbour* candidate, int last) noexcept nogil:
     cdef int i
     if search.count == NUM_NEIGHBOURS + 1:
-        if not before(candidate, &search.nearest[NUM_NEIGHBOURS]):
+        if not before(candidate, &search.nearest[NUM_NEIGHBOURS], last):
             return
         search.count -= 1
     i = search.count
-    while i > 0 and before(candidate, &search.nearest[i - 1]):
+    while i > 0 and before(candidate, &search.nearest[i - 1], last):
         search.nearest[i] = search.nearest[i - 1]
         i -= 1
     search.nearest[i] = candidate[0]
     search.count += 1
 
 
-cdef bint before(const Neighbour* a, const Neighbour* b) noexcept nogil:
-    if a.squared_distance != b.squared_distance:
-        return a.squared_distance < b.squared_distance
-    return a.leaf < b.leaf
+cdef double sol_of(const Grid* grid, const Neighbour* neighbour, sol_function sol, const void* params) noexcept nogil:
+    cdef double coordinates[MAX_GRID_AXES]
+    cdef int axis
+    for axis in range(grid.num_axes):
+        coordinates[axis] = grid.keys[axis][neighbour.nodes[axis]]
+    return sol(params, coordinates)
 
 
 cdef void search_level(
     const Grid* grid, int axis, int64_t low, int64_t high, double squared_distance, const double* log2_query,
-    double* coordinates, sol_function sol, const void* params, Search* search,
+    Neighbour* candidate, Search* search,
 ) noexcept nogil:
-    # Visit the nodes of a level outward from the query and stop on either side once they are too far: the same
-    # neighbours as a scan of all measurements, after a few dozen of them.
+    # Visit the nodes of a level outward from the query and stop once they are too far: the same neighbours as a scan
+    # of all measurements, after a few dozen of them.
     cdef const double* logs = grid.log2_keys[axis]
-    cdef int64_t right = lower_bound(logs, low, high, log2_query[axis])
+    cdef double here = log2_query[axis]
+    cdef int last = grid.num_axes - 1
+    cdef int64_t right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
     cdef int64_t left = right - 1, node
     cdef double to_left, to_right, distance
-    cdef Neighbour candidate
     while left >= low or right < high:
-        to_left = log2_query[axis] - logs[left] if left >= low else INFINITY
-        to_right = logs[right] - log2_query[axis] if right < high else INFINITY
+        to_left = here - logs[left] if left >= low else INFINITY
+        to_right = logs[right] - here if right < high else INFINITY
         if to_left <= to_right:
             node, distance = left, to_left
             left -= 1
@@ -156,20 +166,33 @@ cdef void search_level(
         distance = squared_distance + distance * distance
         if too_far(search, distance):
             return
-        coordinates[axis] = grid.keys[axis][node]
-        if axis < grid.num_axes - 1:
+        candidate.nodes[axis] = node
+        if axis < last:
             search_level(
-                grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], distance, log2_query,
-                coordinates, sol, params, search,
+                grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], distance, log2_query, candidate,
+                search,
             )
-            continue
-        candidate.utilisation = sol(params, coordinates)
-        if grid.latency_ms[node] > 0.0 and candidate.utilisation > 0.0:
+        elif grid.latency_ms[node] > 0.0:
             candidate.squared_distance = distance
-            candidate.leaf = node
-            candidate.utilisation /= grid.latency_ms[node]
-            candidate.power_w = grid.power_w[node] if grid.power_w != NULL else 0.0
-            offer(search, &candidate)
+            if not search.check_sol or sol_of(grid, candidate, search.sol, search.params) > 0.0:
+                offer(search, candidate, last)
+
+
+cdef bint find_nearest(const Grid* grid, const double* query, Search* search) noexcept nogil:
+    # False when a measurement without a roofline is among them.
+    cdef double log2_query[MAX_GRID_AXES]
+    cdef Neighbour candidate
+    cdef int i
+    for i in range(grid.num_axes):
+        log2_query[i] = log2(max(query[i], 1e-12))
+    search.count = 0
+    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, &candidate, search)
+    if search.check_sol:
+        return True
+    for i in range(search.count):
+        if not sol_of(grid, &search.nearest[i], search.sol, search.params) > 0.0:
+            return False
+    return True
 
 
 cdef extern from "math.h" nogil:
@@ -180,18 +203,19 @@ cdef int hold(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
 ) noexcept nogil:
     # Beyond the measured range: the utilisation of the nearest measurements in joint log2 space.
-    cdef double log2_query[MAX_GRID_AXES]
-    cdef double coordinates[MAX_GRID_AXES]
     cdef double weights[NUM_NEIGHBOURS]
     cdef double here = sol(params, query), radius, distance, total = 0.0, utilisation = 0.0, power = 0.0
     cdef Search search
+    cdef int64_t leaf
     cdef int i, used
     if not usable(here):
         return GRID_MISS
-    for i in range(grid.num_axes):
-        log2_query[i] = log2(max(query[i], 1e-12))
-    search.count = 0
-    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, coordinates, sol, params, &search)
+    search.check_sol = False
+    search.sol = sol
+    search.params = params
+    if not find_nearest(grid, query, &search):
+        search.check_sol = True
+        find_nearest(grid, query, &search)
     if search.count == 0:
         return GRID_MISS
     used = min(search.count, NUM_NEIGHBOURS)
@@ -209,8 +233,10 @@ cdef int hold(
             weights[i] = 1.0
         total = <double>used
     for i in range(used):
-        utilisation += weights[i] * search.nearest[i].utilisation
-        power += weights[i] * search.nearest[i].power_w
+        leaf = search.nearest[i].nodes[grid.num_axes - 1]
+        utilisation += weights[i] * (sol_of(grid, &search.nearest[i], sol, params) / grid.latency_ms[leaf])
+        if grid.power_w != NULL:
+            power += weights[i] * grid.power_w[leaf]
     answer.latency_ms = here / (utilisation / total)
     answer.power_w = power / total
     return GRID_HIT

@@ -99,11 +99,11 @@ def _cpu_lines() -> list[str]:
 
 def report(title: str, comparisons: list[Comparison], facts: dict[str, Any], failures: list[str]) -> int:
     """Print the table, write the evidence file, and return the exit code."""
-    print(f"{'':34}{'peer min':>10}{'median':>10}{'ours min':>10}{'median':>10}{'ratio':>9}{'needed':>8}")
+    print(f"{'':44}{'peer min':>10}{'median':>10}{'ours min':>10}{'median':>10}{'ratio':>9}{'needed':>8}")
     for item in comparisons:
         ratio = min(item.ratio_of_minima, item.ratio_of_medians)
         print(
-            f"{item.name:34}{item.peer_min_us:10.3f}{item.peer_median_us:10.3f}{item.ours_min_us:10.3f}"
+            f"{item.name:44}{item.peer_min_us:10.3f}{item.peer_median_us:10.3f}{item.ours_min_us:10.3f}"
             f"{item.ours_median_us:10.3f}{ratio:9.1f}{item.required:8.1f}{'' if item.holds else '  MISSED'}"
         )
         if not item.holds:
