@@ -80,7 +80,8 @@ def shapes(rng: random.Random, count: int, *, far: bool) -> list[dict[str, Any]]
             scheduled["sum_prefill_kv_tokens"] = rng.randint(0, 2000)
         if number % 3 != 1:
             requests = rng.randint(2000, 5000) if far else rng.randint(1, 256)
-            length = rng.randint(200_000, 400_000) if far else rng.randint(64, 16_000)
+            # The measured grids end where batch times length exceeds what a GPU holds.
+            length = rng.randint(200_000, 400_000) if far else rng.randint(64, min(16_000, 110_000 // requests))
             scheduled |= {"num_decode_requests": requests, "sum_decode_kv_tokens": min(requests * length, 2**32 - 1)}
         found.append({"scheduled_requests": scheduled})
     return found
