@@ -37,9 +37,11 @@ $(PEERS)/regression/.ready: Makefile
 	$(PEERS)/regression/bin/pip install --quiet msgspec numpy packaging pandas pyarrow pydantic pyyaml
 	touch $@
 
+# EVIDENCE=--write-evidence keeps the figures in benchmarks/evidence/.
 compare-regression: $(PEERS)/regression/.ready
+	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
 	$(PEERS)/regression/bin/pip install --quiet .
-	$(PEERS)/regression/bin/python -m benchmarks.compare.regression
+	$(PEERS)/regression/bin/python benchmarks/compare/regression.py $(EVIDENCE)
 
 clean:
 	rm -rf build dist *.egg-info fpmsdk/_ext/*.so $(VENV)
