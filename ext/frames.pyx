@@ -17,6 +17,8 @@ cimport numpy as cnp
 
 from fpmsdk._ext.features cimport FAULT_NONE, FaultSite, check_ranks, fault_error, workload_kind
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fpmsdk.errors import MetricsError, TuningError
@@ -99,7 +101,10 @@ cdef uint64_t to_unsigned(object value, str section, str name, uint64_t limit) e
         # Integers of other types (numpy) are welcome; bools, and floats such as 5.0, are not counts.
         if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
             raise wrong_type(section, name, f"an integer from 0 to {limit}", original)
-        value = value.__index__()
+        try:
+            value = value.__index__()
+        except TypeError:  # arrays of one element have the method and refuse to use it
+            raise wrong_type(section, name, f"an integer from 0 to {limit}", original) from None
     try:
         number = PyLong_AsUnsignedLongLong(value)
     except OverflowError:
@@ -128,7 +133,7 @@ cdef double real_field(object source, str section, str name, bint any_value) exc
     else:
         try:
             number = float(value)
-        except OverflowError:
+        except (OverflowError, TypeError, ValueError):
             raise wrong_type(section, name, "a finite number", value) from None
     if not any_value and not isfinite(number):
         raise wrong_type(section, name, "a finite number", value)
@@ -136,11 +141,14 @@ cdef double real_field(object source, str section, str name, bint any_value) exc
 
 
 cdef object record_field(object source, str name):
+    # A nested record: a mapping, or an object with the attributes of one.
     value = field_of(source, name)
     if value is ABSENT or PyDict_Check(value):
         return value
-    if value is None or isinstance(value, (str, bytes, int, float, list, tuple)):
-        raise wrong_type("", name, "an object", value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if field_of(value, "num_prefill_requests") is ABSENT and field_of(value, "num_decode_requests") is ABSENT:
+        raise wrong_type("", name, "an object with the fields of that section", value)
     return value
 
 
@@ -213,7 +221,9 @@ cdef int read_rank(
     memset(rank, 0, sizeof(FpmRank))
     if isinstance(source, bytes):
         source = decode_frame(source)
-    elif not PyDict_Check(source) and field_of(source, "scheduled_requests") is ABSENT:
+    elif isinstance(source, Mapping):
+        source = source if PyDict_Check(source) else dict(source)
+    elif field_of(source, "scheduled_requests") is ABSENT:
         raise MetricsError(
             "invalid FPM payload: expected a dict, an encoded frame or an object with the attributes of "
             f"ForwardPassMetrics for a rank, found {type(source).__name__}"
@@ -262,12 +272,12 @@ cdef int read_queued(object source, FpmRank* rank) except -1:
     return 0
 
 
-cdef int read_lengths(object extend, object past, FpmRank* rank, LengthLists** lists) except -1:
+cdef int read_lengths(object given_extend, object given_past, FpmRank* rank, LengthLists** lists) except -1:
     cdef LengthLists* block
     cdef Py_ssize_t i, num_extend, num_past
     cdef str at = "scheduled_requests."
-    extend = list_of_lengths(extend, "extend_lengths")
-    past = list_of_lengths(past, "past_kv_lengths")
+    cdef tuple extend = list_of_lengths(given_extend, "extend_lengths")
+    cdef tuple past = list_of_lengths(given_past, "past_kv_lengths")
     num_extend = len(extend)
     num_past = len(past)
     block = <LengthLists*>malloc(sizeof(LengthLists) + (num_extend + num_past) * sizeof(uint64_t))
@@ -293,12 +303,12 @@ cdef void free_lists(LengthLists* lists) noexcept:
         free(block)
 
 
-cdef object list_of_lengths(object value, str name):
+cdef tuple list_of_lengths(object value, str name):
     if value is None or value is ABSENT:
         return ()
     if not isinstance(value, (list, tuple)):
         raise wrong_type("scheduled_requests.", name, "a list of integers", value)
-    return value
+    return tuple(value)  # reading an item may run code that changes the list
 
 
 cdef bint is_rank(object source):
@@ -306,15 +316,19 @@ cdef bint is_rank(object source):
     return not isinstance(source, (list, tuple))
 
 
-cdef Records read_iterations(object source, object decode_frame):
-    # The argument of a tuning call (fpm-model.md section 5.4): one rank, one iteration as a flat list of ranks,
-    # or a list of iterations.
+def read_iterations(given, decode_frame):
+    """Read the argument of a tuning call: one rank, one iteration as a flat list of ranks, or a list of iterations.
+
+    Types are checked; rules between fields are not. Source: fpm-model.md section 5.4.
+    """
     cdef Records records = Records()
     cdef Py_ssize_t num_flat = 0
-    if is_rank(source):
-        records.add_rank(source, decode_frame)
+    cdef tuple source
+    if is_rank(given):
+        records.add_rank(given, decode_frame)
         records.end_iteration()
         return records
+    source = tuple(given)
     for item in source:
         num_flat += is_rank(item)
     if num_flat not in (0, len(source)):
@@ -326,7 +340,7 @@ cdef Records read_iterations(object source, object decode_frame):
         if num_flat:
             records.add_rank(item, decode_frame)
             continue
-        for rank in item:
+        for rank in tuple(item):
             records.add_rank(rank, decode_frame)
         records.end_iteration()
     if num_flat:
@@ -337,7 +351,7 @@ cdef Records read_iterations(object source, object decode_frame):
 cdef class Columns(IterationSource):
     """Columnar iterations.
 
-    `arrays` maps the names of `COLUMN_DTYPES` and `lengths_start`, `extend_lengths`, `past_kv_lengths`,
+    `arrays` maps the names of `COLUMNS` and `lengths_start`, `extend_lengths`, `past_kv_lengths`,
     `iteration_offsets` to contiguous arrays of the right type; `fpmsdk.metrics.FpmBatch` builds them.
     """
 
@@ -401,7 +415,7 @@ def read_columns(source, decode_frame):
             if is_rank(item):
                 records.add_rank(item, decode_frame)
             else:
-                for one in item:
+                for one in tuple(item):
                     records.add_rank(one, decode_frame)
         except MetricsError as error:
             raise type(error)(f"iteration {records.num_iterations}: {error}") from None

@@ -1,6 +1,6 @@
 """The op-level model beside the public peer wheel on its own data: estimates, construction, cold start, memory.
 
-    python -m benchmarks.compare.op_level
+    python benchmarks/compare/op_level.py [--write-evidence]
 
 needs an environment that holds fpmsdk and the peer (aisimulate); `make compare-op-level` makes one. Exits 1 on a
 differing answer, a missing peer or a missed ratio.
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.harness import Comparison, compare, largest_difference, report
+from harness import Comparison, compare, largest_difference, report
 
 try:
     from aisimulate_core.sdk import RustForwardPassPerfModel

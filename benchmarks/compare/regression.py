@@ -1,6 +1,6 @@
 """The regression model beside the public peer wheel: estimates, tuning, diagnostics, import.
 
-    python -m benchmarks.compare.regression
+    python benchmarks/compare/regression.py [--write-evidence]
 
 needs an environment that holds fpmsdk, the peer (aisimulate) and Dynamo; `make compare-regression` makes one. Exits 1
 on a differing answer, a missing peer or a missed ratio.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.compare.harness import Comparison, compare, largest_difference, report
+from harness import Comparison, compare, largest_difference, report
 
 try:
     import msgspec
