@@ -131,7 +131,7 @@ def start(import_line: str, config: dict[str, Any], cache: str) -> tuple[float, 
     """Seconds, peak memory in MB and first estimate of a fresh process."""
     argument = json.dumps([config, {"scheduled_requests": {"num_decode_requests": 8, "sum_decode_kv_tokens": 16384}}])
     output = subprocess.run(
-        [sys.executable, "-c", START.format(import_line=import_line), argument],
+        [sys.executable, "-P", "-c", START.format(import_line=import_line), argument],
         env=os.environ | {"FPMSDK_CACHE_DIR": cache},
         capture_output=True,
         text=True,

@@ -112,9 +112,7 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
         text = [
             field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
         ]
-        # The system allocator gives pages back; the pooled ones keep what one file needed.
-        pool = pa.system_memory_pool()
-        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=text, memory_pool=pool)
+        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=text)
         wanted = [*required, *(name for name in optional if name in schema.names)]
         if missing := [name for name in required if name not in schema.names]:
             raise _foreign(path, f"columns {missing} are missing, found {schema.names}")
