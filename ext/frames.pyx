@@ -4,7 +4,6 @@
 # whoever consumes the source.
 
 from cpython.dict cimport PyDict_Check
-from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -30,6 +29,43 @@ cdef extern from *:
     #if PY_VERSION_HEX < 0x030D0000
     #define PyObject_GetOptionalAttr _PyObject_LookupAttr
     #endif
+    /* The usual case of a count or a number without a reference taken or an object touched: 1 with the value,
+       2 when the field is absent, 0 for everything else, which the general reader looks at again. */
+    static int fpm_take_unsigned(PyObject *value, unsigned long long limit, unsigned long long *out) {
+        unsigned long long number;
+        if (!PyLong_CheckExact(value)) return 0;
+        number = PyLong_AsUnsignedLongLong(value);
+        if (number == (unsigned long long)-1 && PyErr_Occurred()) { PyErr_Clear(); return 0; }
+        if (number > limit) return 0;
+        *out = number;
+        return 1;
+    }
+    static int fpm_take_real(PyObject *value, double *out) {
+        if (!PyFloat_CheckExact(value)) return 0;
+        *out = PyFloat_AS_DOUBLE(value);
+        return 1;
+    }
+    #define FPM_FIELD(taken, absent)                                              \
+        PyObject *value;                                                          \
+        int result;                                                               \
+        if (PyDict_CheckExact(source)) {                                          \
+            value = PyDict_GetItemWithError(source, name);                        \
+            if (value != NULL) return taken;                                      \
+            if (PyErr_Occurred()) { PyErr_Clear(); return 0; }                    \
+            return absent;                                                        \
+        }                                                                         \
+        if (PyObject_GetOptionalAttr(source, name, &value) < 0) { PyErr_Clear(); return 0; } \
+        if (value == NULL) return absent;                                         \
+        result = taken;                                                           \
+        Py_DECREF(value);                                                         \
+        return result;
+    static int fpm_unsigned_field(PyObject *source, PyObject *name, unsigned long long limit,
+                                  unsigned long long *out) {
+        FPM_FIELD(fpm_take_unsigned(value, limit, out), 2)
+    }
+    static int fpm_real_field(PyObject *source, PyObject *name, double *out) {
+        FPM_FIELD(fpm_take_real(value, out), 2)
+    }
     /* A field that may be absent: 1 and a new reference, 0, or -1 with an exception. */
     static int fpm_get_field(PyObject *source, PyObject *name, PyObject **value) {
         if (PyDict_Check(source)) {
@@ -41,6 +77,8 @@ cdef extern from *:
     }
     """
     int fpm_get_field(object source, object name, PyObject** value) except -1
+    int fpm_unsigned_field(object source, object name, uint64_t limit, unsigned long long* out)
+    int fpm_real_field(object source, object name, double* out)
 
 cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xFFFFFFFFFFFFFFFFULL
@@ -117,24 +155,30 @@ cdef uint64_t to_unsigned(object value, str section, str name, uint64_t limit) e
 cdef uint64_t unsigned_field(
     object source, str section, str name, uint64_t limit, uint64_t default
 ) except? 0xFFFFFFFFFFFFFFFFULL:
+    cdef unsigned long long number = 0
+    cdef int found = fpm_unsigned_field(source, name, limit, &number)
+    if found == 1:
+        return number
+    if found == 2:
+        return default
     value = field_of(source, name)
     return default if value is ABSENT else to_unsigned(value, section, name, limit)
 
 
 cdef double real_field(object source, str section, str name, bint any_value) except? -1.0:
-    cdef double number
+    cdef double number = 0.0
+    cdef int found = fpm_real_field(source, name, &number)
+    if found == 2 or found == 1 and (any_value or isfinite(number)):
+        return number
     value = field_of(source, name)
     if value is ABSENT:
         return 0.0
-    if PyFloat_CheckExact(value):
-        number = PyFloat_AS_DOUBLE(value)
-    elif isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
+    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
         raise wrong_type(section, name, "a finite number", value)
-    else:
-        try:
-            number = float(value)
-        except (OverflowError, TypeError, ValueError):
-            raise wrong_type(section, name, "a finite number", value) from None
+    try:
+        number = float(value)
+    except (OverflowError, TypeError, ValueError):
+        raise wrong_type(section, name, "a finite number", value) from None
     if not any_value and not isfinite(number):
         raise wrong_type(section, name, "a finite number", value)
     return number
@@ -145,11 +189,11 @@ cdef object record_field(object source, str name):
     value = field_of(source, name)
     if value is ABSENT or PyDict_Check(value):
         return value
+    if field_of(value, "num_prefill_requests") is not ABSENT or field_of(value, "num_decode_requests") is not ABSENT:
+        return value
     if isinstance(value, Mapping):
         return dict(value)
-    if field_of(value, "num_prefill_requests") is ABSENT and field_of(value, "num_decode_requests") is ABSENT:
-        raise wrong_type("", name, "an object with the fields of that section", value)
-    return value
+    raise wrong_type("", name, "an object with the fields of that section", value)
 
 
 cdef class IterationSource:
@@ -221,13 +265,13 @@ cdef int read_rank(
     memset(rank, 0, sizeof(FpmRank))
     if isinstance(source, bytes):
         source = decode_frame(source)
-    elif isinstance(source, Mapping):
-        source = source if PyDict_Check(source) else dict(source)
-    elif field_of(source, "scheduled_requests") is ABSENT:
-        raise MetricsError(
-            "invalid FPM payload: expected a dict, an encoded frame or an object with the attributes of "
-            f"ForwardPassMetrics for a rank, found {type(source).__name__}"
-        )
+    elif not PyDict_Check(source) and field_of(source, "scheduled_requests") is ABSENT:
+        if not isinstance(source, Mapping):
+            raise MetricsError(
+                "invalid FPM payload: expected a mapping, an encoded frame or an object with the attributes of "
+                f"ForwardPassMetrics for a rank, found {type(source).__name__}"
+            )
+        source = dict(source)
     worker_id = field_of(source, "worker_id")
     if worker_id is not ABSENT and not isinstance(worker_id, str):
         raise wrong_type("", "worker_id", "a string", worker_id)

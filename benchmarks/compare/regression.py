@@ -88,7 +88,9 @@ def import_cost(failures: list[str]) -> dict[str, float]:
     """Least time and memory of several fresh processes."""
     runs = []
     for _ in range(7):
-        output = subprocess.run([sys.executable, "-c", IMPORT_PROBE], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(
+            [sys.executable, "-P", "-c", IMPORT_PROBE], capture_output=True, text=True, check=True
+        ).stdout
         runs.append(tuple(map(float, output.split())))
     cost = {"import_and_first_estimate_ms": min(t for t, _ in runs), "import_memory_mb": min(m for _, m in runs)}
     if cost["import_and_first_estimate_ms"] > 20.0:
