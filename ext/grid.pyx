@@ -2,7 +2,7 @@
 # range, and beyond it the utilisation (speed of light / latency) of the nearest measurements held. Curves are grids of
 # one axis.
 
-from libc.math cimport INFINITY, isfinite, sqrt
+from libc.math cimport INFINITY, NAN, isfinite, log2, sqrt
 from libc.stdint cimport int64_t
 
 cimport numpy as cnp
@@ -195,10 +195,6 @@ cdef bint find_nearest(const Grid* grid, const double* query, Search* search) no
     return True
 
 
-cdef extern from "math.h" nogil:
-    double log2(double)
-
-
 cdef int hold(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
 ) noexcept nogil:
@@ -313,3 +309,50 @@ cdef class GridTable:
             kept.append(first)
             grid.first[axis] = <const int64_t*>cnp.PyArray_DATA(first)
         self.memory = tuple(kept)
+
+    def query(self, coordinates, roofline_ms):
+        """What the table answers at coordinates: (latency in ms, power in W), None where nothing answers.
+
+        Parameters
+        ----------
+        coordinates: one number per axis.
+        roofline_ms: called with coordinates, returns their speed-of-light latency in ms.
+
+        Example
+        -------
+        >>> table = GridTable((np.array([1, 4]),), np.array([2.0, 8.0]), None, -1)
+        >>> table.query((2,), lambda tokens: 0.5 * tokens)
+        (4.0, 0.0)
+        """
+        cdef double[MAX_GRID_AXES] at
+        cdef Measurement answer
+        cdef PythonSol sol = PythonSol.__new__(PythonSol)
+        cdef int axis, status
+        if len(coordinates) != self.grid.num_axes:
+            raise ValueError(f"{self.grid.num_axes} coordinates are needed, found {len(coordinates)}")
+        for axis in range(self.grid.num_axes):
+            at[axis] = coordinates[axis]
+        sol.roofline_ms = roofline_ms
+        sol.num_axes = self.grid.num_axes
+        status = grid_query(&self.grid, at, python_sol_at, <void*>sol, &answer)
+        if sol.raised is not None:
+            raise sol.raised
+        return (answer.latency_ms, answer.power_w) if status == GRID_HIT else None
+
+
+cdef class PythonSol:
+    cdef object roofline_ms, raised
+    cdef int num_axes
+
+
+cdef double python_sol_at(const void* params, const double* coordinates) noexcept nogil:
+    with gil:
+        return call_python_sol(<PythonSol>params, coordinates)
+
+
+cdef double call_python_sol(PythonSol sol, const double* coordinates) noexcept:
+    try:
+        return sol.roofline_ms(*[coordinates[axis] for axis in range(sol.num_axes)])
+    except Exception as raised:
+        sol.raised = raised
+        return NAN

@@ -1,7 +1,6 @@
 # GEMM latencies (op-level.md sections 2.2 and 3.1). A query has a fixed (n, k) and varies in m, so everything that
 # depends on (n, k) alone is settled once: which sites are near, at which weights, for which range of m.
 
-from libc.math cimport fabs, sqrt
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
@@ -146,6 +145,22 @@ cdef class GemmSite:
     def __dealloc__(self):
         free(self.neighbourhoods)
 
+    cdef int64_t neighbourhood_of(self, double m) noexcept nogil:
+        # The last one that begins at or before m.
+        cdef int64_t low = 0, high = self.num_neighbourhoods, middle
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if self.neighbourhoods[middle].first_m <= m:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def ask(self, double m):
+        """(latency in ms, power in W) of `m` rows, None where no measurement is near enough."""
+        cdef Measurement answer
+        return (answer.latency_ms, answer.power_w) if self.query(m, &answer) == GRID_HIT else None
+
     cdef int query(self, double m, Measurement* answer) noexcept nogil:
         cdef const SiteCurves* curves = &self.table.curves
         cdef const Roofline* roofline = &self.table.roofline
@@ -157,12 +172,9 @@ cdef class GemmSite:
         cdef int i
         if self.exact >= 0:
             return curve_at(curves, roofline, self.exact, m, answer)
-        index = self.num_neighbourhoods - 1
-        while index > 0 and self.neighbourhoods[index].first_m > m:
-            index -= 1
-        if index < 0:
+        if self.num_neighbourhoods == 0:
             return GRID_MISS
-        near = &self.neighbourhoods[index]
+        near = &self.neighbourhoods[self.neighbourhood_of(m)]
         if near.shared_m:
             # One search serves all curves.
             site = near.sites[0]
