@@ -280,6 +280,8 @@ cdef class GridTable:
         cdef Grid* grid = &self.grid
         cdef int axis
         cdef cnp.ndarray keys, logs, first
+        if not 1 <= len(axes) <= MAX_GRID_AXES:
+            raise ValueError(f"a grid has one to {MAX_GRID_AXES} axes, found {len(axes)}")
         rows = len(latency_ms)
         kept = [np.ascontiguousarray(latency_ms, np.float64)]
         grid.num_axes = len(axes)
@@ -296,7 +298,7 @@ cdef class GridTable:
         for axis in range(grid.num_axes):
             column = np.asarray(axes[axis])
             begins = begins.copy()
-            begins[1:] |= column[1:] != column[:-1]
+            begins[1:] |= np.diff(column) != 0
             starts.append(np.flatnonzero(begins))
             keys = np.ascontiguousarray(column[starts[axis]], np.float64)
             logs = np.log2(np.maximum(keys, 1e-12))

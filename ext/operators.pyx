@@ -823,7 +823,7 @@ cdef double bmm_sol_at(const void* params, const double* coordinates) noexcept n
 
 
 cdef class MlaBmm(Operator):
-    """Batched products around latent attention in decode; `head_factor` scales from the heads measured."""
+    """Batched products around latent attention in decode; `head_factor` scales from the heads that were measured."""
 
     cdef GridTable table
     cdef BmmShape shape

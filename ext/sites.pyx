@@ -24,6 +24,28 @@ cdef double gemm_sol_ms(const Roofline* roofline, double m, double n, double k) 
     return max(math_ms, memory_ms)
 
 
+def gemm_floor(axes, double flops_per_s, double bytes_per_element, double mem_bw_bytes_per_s):
+    """Speed-of-light latency in ms of every row of a GEMM slice: no measurement can be faster.
+
+    Parameters
+    ----------
+    axes: arrays of m, n and k per row.
+    """
+    cdef Roofline roofline = Roofline(flops_per_s, bytes_per_element, mem_bw_bytes_per_s)
+    cdef cnp.ndarray m_of = np.ascontiguousarray(axes[0], np.float64)
+    cdef cnp.ndarray n_of = np.ascontiguousarray(axes[1], np.float64)
+    cdef cnp.ndarray k_of = np.ascontiguousarray(axes[2], np.float64)
+    cdef cnp.ndarray floors = np.empty(len(m_of))
+    cdef const double* m = <const double*>cnp.PyArray_DATA(m_of)
+    cdef const double* n = <const double*>cnp.PyArray_DATA(n_of)
+    cdef const double* k = <const double*>cnp.PyArray_DATA(k_of)
+    cdef double* floor_ms = <double*>cnp.PyArray_DATA(floors)
+    cdef Py_ssize_t i
+    for i in range(len(m_of)):
+        floor_ms[i] = gemm_sol_ms(&roofline, m[i], n[i], k[i])
+    return floors
+
+
 cdef int curve_at(
     const SiteCurves* curves, const Roofline* roofline, int64_t site, double m, Measurement* answer
 ) noexcept nogil:
@@ -125,22 +147,22 @@ cdef class GemmSite:
             return
         distance_n, distance_k = np.log2(site_n) - np.log2(n), np.log2(site_k) - np.log2(k)
         distance = np.sqrt(distance_n * distance_n + distance_k * distance_k)
-        low, high = m[first[:-1]], m[first[1:] - 1]
+        begin, end = first[:len(first) - 1], first[1:]
+        low, high = m[begin], m[end - 1]
         # Which sites cover m changes only at the ends of their curves.
-        begins = np.unique(np.concatenate([[-np.inf], low, np.nextafter(high, np.inf)]))
         rows = []
-        for begin in begins:
-            covering = (low <= begin) & (begin <= high)
+        for first_m in np.unique(np.concatenate([[-np.inf], low, np.nextafter(high, np.inf)])):
+            covering = (low <= first_m) & (first_m <= high)
             candidates = np.flatnonzero(covering) if covering.any() else np.arange(len(site_n))
             chosen = nearest_sites(candidates, distance, distance_n, distance_k)
             if not rows or not np.array_equal(chosen, rows[len(rows) - 1][1]):
-                rows.append((begin, chosen))
+                rows.append((first_m, chosen))
         self.neighbourhoods = <Neighbourhood*>malloc(len(rows) * sizeof(Neighbourhood))
         if self.neighbourhoods == NULL:
             raise MemoryError
         self.num_neighbourhoods = len(rows)
-        for i, (begin, chosen) in enumerate(rows):
-            set_neighbourhood(&self.neighbourhoods[i], begin, chosen, distance, m, first)
+        for i, (first_m, chosen) in enumerate(rows):
+            set_neighbourhood(&self.neighbourhoods[i], first_m, chosen, distance, m, first)
 
     def __dealloc__(self):
         free(self.neighbourhoods)
