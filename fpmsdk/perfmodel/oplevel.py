@@ -71,7 +71,9 @@ class OpLevelKind(NativeKind):
     ) -> list[dict[str, Any]]:
         """Name, latency, energy, source and speed of light of each operator of one step."""
         if prefill:
-            return _rows(self._engine.context_breakdown(*_prefill(batch_size, "context_length", context_length, prefix)))
+            return _rows(
+                self._engine.context_breakdown(*_prefill(batch_size, "context_length", context_length, prefix))
+            )
         batch, length = _count("batch_size", batch_size, at_least=1), _count("context_length", context_length)
         if prefix != 0:
             raise ConfigError(

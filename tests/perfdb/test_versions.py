@@ -112,7 +112,6 @@ def test_without_slots_a_version_is_used_as_it_is(systems, case):
 
 
 def test_without_slots_an_omitted_version_is_the_newest_measured_one(systems):
-    assert resolve(systems, None) == (None, False)
     for version in ("0.9.0", "0.24.0", "dev"):
         systems.text(f"data/x100/gemm/vllm/{version}/gemm_perf.parquet")
     systems.text("data/x100/gemm/vllm/0.30.0/INCOMPLETE.txt")
