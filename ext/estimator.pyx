@@ -37,10 +37,6 @@ cdef class ServingView:
         # The exception for a fault of `evaluate` or of the checks before it.
         return fault_error(site)
 
-    cdef double estimate(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil:
-        cdef double latency_ms
-        return NAN if self.evaluate(ranks, num_ranks, &latency_ms) != FAULT_NONE else latency_ms
-
     def estimate_iteration(self, metrics, decode_frame):
         """Latency in ms of one iteration, given as a rank or as the list of its ranks; None when not ready."""
         cdef FpmRank few[8]

@@ -2,7 +2,7 @@
 # range, and beyond it the utilisation (speed of light / latency) of the nearest measurements held. Curves are grids of
 # one axis.
 
-from libc.math cimport INFINITY, isfinite, sqrt
+from libc.math cimport INFINITY, NAN, isfinite, log2, sqrt
 from libc.stdint cimport int64_t
 
 cimport numpy as cnp
@@ -155,8 +155,13 @@ cdef double sol_of(const Grid* grid, int64_t leaf, sol_function sol, const void*
     return sol(params, coordinates)
 
 
+cdef bint counts(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+    return grid.latency_ms[leaf] > 0.0 and sol_of(grid, leaf, sol, params) > 0.0
+
+
 cdef void search_row(
-    const Grid* grid, int64_t low, int64_t high, double squared_distance, double here, Search* search
+    const Grid* grid, int64_t low, int64_t high, double squared_distance, double here, sol_function sol,
+    const void* params, Search* search,
 ) noexcept nogil:
     # The measurements of one row, outward from the query on either side until they are too far.
     cdef const double* logs = grid.log2_keys[grid.num_axes - 1]
@@ -167,19 +172,21 @@ cdef void search_row(
         distance = squared_distance + (here - logs[node]) * (here - logs[node])
         if distance > search.reach:
             break
-        offer(search, distance, node)
+        if not search.check_leaves or counts(grid, node, sol, params):
+            offer(search, distance, node)
         node -= 1
     while right < high:
         distance = squared_distance + (logs[right] - here) * (logs[right] - here)
         if distance > search.reach:
             break
-        offer(search, distance, right)
+        if not search.check_leaves or counts(grid, right, sol, params):
+            offer(search, distance, right)
         right += 1
 
 
 cdef void search_level(
     const Grid* grid, int axis, int64_t low, int64_t high, double squared_distance, const double* log2_query,
-    Search* search,
+    sol_function sol, const void* params, Search* search,
 ) noexcept nogil:
     # Visit the nodes of a level outward from the query and stop once they are too far: the same neighbours as a scan
     # of all measurements, after a few dozen of them.
@@ -188,7 +195,7 @@ cdef void search_level(
     cdef int64_t right, left, node, first, end
     cdef double to_left, to_right, distance
     if axis == grid.num_axes - 1:
-        search_row(grid, low, high, squared_distance, here, search)
+        search_row(grid, low, high, squared_distance, here, sol, params, search)
         return
     right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
     left = right - 1
@@ -206,10 +213,12 @@ cdef void search_level(
             return
         first, end = grid.first[axis][node], grid.first[axis][node + 1]
         if distance + squared_gap(grid.log2_keys[axis + 1], first, end, log2_query[axis + 1]) <= search.reach:
-            search_level(grid, axis + 1, first, end, distance, log2_query, search)
+            search_level(grid, axis + 1, first, end, distance, log2_query, sol, params, search)
 
 
-cdef void find_nearest(const Grid* grid, const double* query, Search* search) noexcept nogil:
+cdef void find_nearest(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search
+) noexcept nogil:
     cdef double log2_query[MAX_GRID_AXES]
     cdef int64_t nodes[MAX_GRID_AXES]
     cdef double distance, gap
@@ -228,11 +237,7 @@ cdef void find_nearest(const Grid* grid, const double* query, Search* search) no
                 distance += gap * gap
             search.reach = max(search.reach, distance)
     search.count = 0
-    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, search)
-
-
-cdef extern from "math.h" nogil:
-    double log2(double)
+    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, sol, params, search)
 
 
 cdef int hold(
@@ -245,7 +250,15 @@ cdef int hold(
     cdef int i, used
     if not usable(here):
         return GRID_MISS
-    find_nearest(grid, query, search)
+    search.check_leaves = grid.has_zero
+    find_nearest(grid, query, sol, params, search)
+    for i in range(search.count):
+        # Rooflines are asked for only where they matter: nearly always all of them are positive.
+        if not search.check_leaves and not sol_of(grid, search.nearest[i].leaf, sol, params) > 0.0:
+            search.check_leaves = True
+            search.count = 0
+            find_nearest(grid, query, sol, params, search)
+            break
     if search.count == 0:
         return GRID_MISS
     used = min(search.count, NUM_NEIGHBOURS)
@@ -265,8 +278,6 @@ cdef int hold(
     for i in range(used):
         leaf = search.nearest[i].leaf
         there = sol_of(grid, leaf, sol, params)
-        if not there > 0.0:
-            return GRID_MISS
         utilisation += weights[i] * (there / grid.latency_ms[leaf])
         if grid.power_w != NULL:
             power += weights[i] * grid.power_w[leaf]
@@ -382,11 +393,14 @@ cdef class GridTable:
         cdef Grid* grid = &self.grid
         cdef int axis
         cdef cnp.ndarray keys, logs, first
+        if not 1 <= len(axes) <= MAX_GRID_AXES:
+            raise ValueError(f"a grid has one to {MAX_GRID_AXES} axes, found {len(axes)}")
         rows = len(latency_ms)
         kept = [np.ascontiguousarray(latency_ms, np.float64)]
         grid.num_axes = len(axes)
         grid.sqrt_axis = sqrt_axis
         grid.latency_ms = <const double*>cnp.PyArray_DATA(kept[0])
+        grid.has_zero = not np.all(kept[0] > 0.0)
         if power_w is not None:
             kept.append(np.ascontiguousarray(power_w, np.float64))
             grid.power_w = <const double*>cnp.PyArray_DATA(kept[1])
@@ -398,7 +412,7 @@ cdef class GridTable:
         for axis in range(grid.num_axes):
             column = np.asarray(axes[axis])
             begins = begins.copy()
-            begins[1:] |= column[1:] != column[:-1]
+            begins[1:] |= np.diff(column) != 0
             starts.append(np.flatnonzero(begins))
             keys = np.ascontiguousarray(column[starts[axis]], np.float64)
             logs = np.log2(np.maximum(keys, 1e-12))
@@ -411,3 +425,50 @@ cdef class GridTable:
             kept.append(first)
             grid.first[axis] = <const int64_t*>cnp.PyArray_DATA(first)
         self.memory = tuple(kept)
+
+    def query(self, coordinates, roofline_ms):
+        """What the table answers at coordinates: (latency in ms, power in W), None where nothing answers.
+
+        Parameters
+        ----------
+        coordinates: one number per axis.
+        roofline_ms: called with coordinates, returns their speed-of-light latency in ms.
+
+        Example
+        -------
+        >>> table = GridTable((np.array([1, 4]),), np.array([2.0, 8.0]), None, -1)
+        >>> table.query((2,), lambda tokens: 0.5 * tokens)
+        (4.0, 0.0)
+        """
+        cdef double[MAX_GRID_AXES] at
+        cdef Measurement answer
+        cdef PythonSol sol = PythonSol.__new__(PythonSol)
+        cdef int axis, status
+        if len(coordinates) != self.grid.num_axes:
+            raise ValueError(f"{self.grid.num_axes} coordinates are needed, found {len(coordinates)}")
+        for axis in range(self.grid.num_axes):
+            at[axis] = coordinates[axis]
+        sol.roofline_ms = roofline_ms
+        sol.num_axes = self.grid.num_axes
+        status = grid_query(&self.grid, at, python_sol_at, <void*>sol, &answer)
+        if sol.raised is not None:
+            raise sol.raised
+        return (answer.latency_ms, answer.power_w) if status == GRID_HIT else None
+
+
+cdef class PythonSol:
+    cdef object roofline_ms, raised
+    cdef int num_axes
+
+
+cdef double python_sol_at(const void* params, const double* coordinates) noexcept nogil:
+    with gil:
+        return call_python_sol(<PythonSol>params, coordinates)
+
+
+cdef double call_python_sol(PythonSol sol, const double* coordinates) noexcept:
+    try:
+        return sol.roofline_ms(*[coordinates[axis] for axis in range(sol.num_axes)])
+    except Exception as raised:
+        sol.raised = raised
+        return NAN

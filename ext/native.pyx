@@ -7,7 +7,7 @@ from libc.stdlib cimport free, malloc
 from fpmsdk._ext.correction cimport CorrectionStore, CorrectionTable
 from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
-from fpmsdk._ext.features cimport FAULT_NONE, KIND_IDLE, FaultSite, check_ranks, fault_error
+from fpmsdk._ext.features cimport FAULT_NONE, FaultSite, check_ranks, fault_error
 from fpmsdk._ext.frames cimport Records, is_rank
 from fpmsdk._ext.operators cimport OP_OK, OpAnswer, OpList, OpQuery, OpSol, Operator
 
@@ -85,20 +85,15 @@ cdef char* roles_of(OpList operators) except NULL:
 
 
 cdef int add_price(
-    OpList operators, Py_ssize_t i, const OpQuery* query, bint speed_of_light, OpAnswer* total
+    OpList operators, Py_ssize_t i, const OpQuery* query, bint at_sol, double* latency_ms, Miss* miss
 ) noexcept nogil:
     cdef OpAnswer answer
-    cdef OpSol sol
-    cdef int status
-    if speed_of_light:
-        status = (<Operator>operators.pointers[i]).sol(query, &sol)
-        if status == OP_OK:
-            total.latency_ms += sol.latency_ms * (<Operator>operators.pointers[i]).scale_factor
-        return status
-    status = (<Operator>operators.pointers[i]).price(query, &answer)
+    cdef int status = (<Operator>operators.pointers[i]).price(query, at_sol, &answer)
     if status == OP_OK:
-        total.latency_ms += answer.latency_ms
-        total.energy_wms += answer.energy_wms
+        latency_ms[0] += answer.latency_ms
+    else:
+        miss.operator = operators.pointers[i]
+        miss.query = query[0]
     return status
 
 
@@ -124,158 +119,133 @@ cdef class OpLevelEngine(NativeEngine):
         free(self.context_roles)
         free(self.generation_roles)
 
+    cdef OpQuery context_query(self, Py_ssize_t i, int64_t batch, int64_t seq_len, int64_t prefix) noexcept nogil:
+        # Only the last token of each request reaches the logits.
+        return OpQuery(batch, seq_len, prefix, batch if self.context_roles[i] == LOGITS else batch * seq_len)
+
     cdef int context_pass(
-        self, int64_t batch, int64_t seq_len, int64_t prefix, OpAnswer* total
+        self, int64_t batch, int64_t seq_len, int64_t prefix, double* latency_ms, Miss* miss
     ) noexcept nogil:
-        # Section 5.1: only the last token of each request reaches the logits.
-        cdef OpQuery all_tokens = OpQuery(batch, seq_len, prefix, batch * seq_len)
-        cdef OpQuery last_tokens = OpQuery(batch, seq_len, prefix, batch)
+        # Section 5.1.
+        cdef OpQuery query
         cdef Py_ssize_t i
         cdef int status
         for i in range(self.context_ops.size):
-            status = add_price(
-                self.context_ops, i, &last_tokens if self.context_roles[i] == LOGITS else &all_tokens,
-                self.speed_of_light, total,
-            )
+            query = self.context_query(i, batch, seq_len, prefix)
+            status = add_price(self.context_ops, i, &query, self.speed_of_light, latency_ms, miss)
             if status != OP_OK:
                 return status
         return OP_OK
 
-    cdef int generation_step(self, int64_t batch, int64_t position, OpAnswer* total) noexcept nogil:
+    cdef int generation_step(
+        self, int64_t batch, int64_t position, double* latency_ms, Miss* miss
+    ) noexcept nogil:
         # Section 5.2.
         cdef OpQuery query = OpQuery(batch, position, 0, batch)
         cdef Py_ssize_t i
         cdef int status
         for i in range(self.generation_ops.size):
-            status = add_price(self.generation_ops, i, &query, self.speed_of_light, total)
+            status = add_price(self.generation_ops, i, &query, self.speed_of_light, latency_ms, miss)
             if status != OP_OK:
                 return status
         return OP_OK
 
-    cdef int mixed_pass(self, const FpmRank* rank, OpAnswer* total) noexcept nogil:
+    cdef int mixed_pass(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil:
         # Section 5.3 step 3: token-wise operators see all tokens of the pass at once, the two kinds of attention their
         # own requests.
-        cdef int64_t n = max(rank.num_prefill_requests, 1), d = max(rank.num_decode_requests, 1)
+        cdef int64_t n = rank.num_prefill_requests, d = rank.num_decode_requests
         cdef int64_t prefill_tokens = rank.sum_prefill_tokens, kv_tokens = rank.sum_prefill_kv_tokens
-        cdef int64_t tokens = max(prefill_tokens + rank.num_decode_requests, 1)
+        cdef int64_t tokens = prefill_tokens + d
         cdef int64_t isl = max(prefill_tokens // n, 1)
         cdef OpQuery token_wise = OpQuery(1, tokens, kv_tokens, tokens)
         cdef OpQuery logits = OpQuery(1, tokens, kv_tokens, 1)
-        cdef OpQuery prefill = OpQuery(
-            max((prefill_tokens + isl - 1) // isl, 1), isl, kv_tokens // n, prefill_tokens
-        )
+        cdef OpQuery prefill = OpQuery((prefill_tokens + isl - 1) // isl, isl, kv_tokens // n, prefill_tokens)
         cdef OpQuery decode = OpQuery(d, max(rank.sum_decode_kv_tokens // d, 1), 0, d)
-        cdef OpAnswer attention
+        cdef double attention_ms = 0.0
         cdef Py_ssize_t i
         cdef int status, role
-        attention.latency_ms = attention.energy_wms = 0.0
         for i in range(self.context_ops.size):
             role = self.context_roles[i]
             if role == CONTEXT_ATTENTION:
-                status = add_price(self.context_ops, i, &prefill, self.speed_of_light, &attention)
+                status = add_price(self.context_ops, i, &prefill, self.speed_of_light, &attention_ms, miss)
             else:
                 status = add_price(
-                    self.context_ops, i, &logits if role == LOGITS else &token_wise, self.speed_of_light, total
+                    self.context_ops, i, &logits if role == LOGITS else &token_wise, self.speed_of_light, latency_ms,
+                    miss,
                 )
             if status != OP_OK:
                 return status
-        total.latency_ms += attention.latency_ms / <double>((isl + prefill_tokens - 1) // prefill_tokens)
+        latency_ms[0] += attention_ms
         for i in range(self.generation_ops.size):
             if self.generation_roles[i] == GENERATION_ATTENTION:
-                status = add_price(self.generation_ops, i, &decode, self.speed_of_light, total)
+                status = add_price(self.generation_ops, i, &decode, self.speed_of_light, latency_ms, miss)
                 if status != OP_OK:
                     return status
         return OP_OK
 
-    cdef int rank_ms(self, const FpmRank* rank, double* latency_ms) noexcept nogil:
-        cdef OpAnswer total
+    cdef int price_rank(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil:
         cdef int64_t n
-        cdef int status = OP_OK
-        total.latency_ms = total.energy_wms = 0.0
+        latency_ms[0] = 0.0
         if rank.sum_prefill_tokens > 0 and rank.num_decode_requests > 0:
-            status = self.mixed_pass(rank, &total)
-        elif rank.sum_prefill_tokens > 0:
-            n = rank.num_prefill_requests
-            status = self.context_pass(
-                n, <int64_t>rank.sum_prefill_tokens // n, <int64_t>rank.sum_prefill_kv_tokens // n, &total
-            )
-        elif rank.num_decode_requests > 0:
-            n = rank.num_decode_requests
-            status = self.generation_step(n, <int64_t>rank.sum_decode_kv_tokens // n, &total)
-        latency_ms[0] = total.latency_ms
-        return FAULT_NONE if status == OP_OK else FAULT_NATIVE
-
-    cdef object explain(self, const FpmRank* rank):
-        cdef int64_t n
-        if rank.sum_prefill_tokens > 0 and rank.num_decode_requests > 0:
-            return self.explain_mixed(
-                rank.num_prefill_requests, rank.sum_prefill_tokens, rank.sum_prefill_kv_tokens,
-                rank.num_decode_requests, rank.sum_decode_kv_tokens,
-            )
+            return self.mixed_pass(rank, latency_ms, miss)
         if rank.sum_prefill_tokens > 0:
             n = rank.num_prefill_requests
-            return self.explain_context(n, rank.sum_prefill_tokens // n, rank.sum_prefill_kv_tokens // n)
-        n = rank.num_decode_requests
-        return self.explain_generation(n, rank.sum_decode_kv_tokens // n)
+            return self.context_pass(
+                n, <int64_t>rank.sum_prefill_tokens // n, <int64_t>rank.sum_prefill_kv_tokens // n, latency_ms, miss
+            )
+        if rank.num_decode_requests > 0:
+            n = rank.num_decode_requests
+            return self.generation_step(n, <int64_t>rank.sum_decode_kv_tokens // n, latency_ms, miss)
+        return OP_OK
 
-    def explain_context(self, batch, seq_len, prefix):
-        queries = [
-            (batch, seq_len, prefix, batch if self.context_roles[i] == LOGITS else batch * seq_len)
-            for i in range(self.context_ops.size)
-        ]
-        return self.explain_queries(zip(self.context_ops.operators, queries))
+    cdef int rank_ms(self, const FpmRank* rank, double* latency_ms) noexcept nogil:
+        cdef Miss miss
+        return FAULT_NONE if self.price_rank(rank, latency_ms, &miss) == OP_OK else FAULT_NATIVE
 
-    def explain_generation(self, batch, position):
-        return self.explain_queries([(op, (batch, position, 0, batch)) for op in self.generation_ops.operators])
+    cdef object explain(self, const FpmRank* rank):
+        cdef Miss miss
+        cdef double latency_ms
+        self.price_rank(rank, &latency_ms, &miss)
+        return self.error(&miss)
 
-    def explain_mixed(self, num_prefill, prefill_tokens, prefill_kv_tokens, num_decode, decode_kv_tokens):
-        tokens, isl = prefill_tokens + num_decode, max(prefill_tokens // num_prefill, 1)
-        by_role = {
-            TOKEN_WISE: (1, tokens, prefill_kv_tokens, tokens),
-            LOGITS: (1, tokens, prefill_kv_tokens, 1),
-            CONTEXT_ATTENTION: (-(-prefill_tokens // isl), isl, prefill_kv_tokens // num_prefill, prefill_tokens),
-            GENERATION_ATTENTION: (num_decode, max(decode_kv_tokens // num_decode, 1), 0, num_decode),
-        }
-        pairs = [(op, by_role[self.context_roles[i]]) for i, op in enumerate(self.context_ops.operators)]
-        pairs += [
-            (op, by_role[GENERATION_ATTENTION])
-            for i, op in enumerate(self.generation_ops.operators) if self.generation_roles[i] == GENERATION_ATTENTION
-        ]
-        return self.explain_queries(pairs)
-
-    def explain_queries(self, pairs):
-        for operator, query in pairs:
-            missing = operator.missing(*query)
-            if missing is not None:
-                return self.describe_miss(*missing, query)
-        raise AssertionError("every operator can answer")
+    cdef object error(self, const Miss* miss):
+        query = (miss.query.batch, miss.query.seq_len, miss.query.prefix, miss.query.tokens)
+        operator, status = (<Operator>miss.operator).missing(*query, self.speed_of_light)
+        return self.describe_miss(operator, status, query)
 
     def context_latency(self, int64_t batch, int64_t seq_len, int64_t prefix):
         """Uncorrected latency in ms of a prefill pass of `seq_len` new tokens after `prefix` cached ones."""
-        cdef OpAnswer total
-        total.latency_ms = total.energy_wms = 0.0
-        if self.context_pass(batch, seq_len, prefix, &total) != OP_OK:
-            raise self.explain_context(batch, seq_len, prefix)
-        return total.latency_ms
+        cdef double latency_ms = 0.0
+        cdef Miss miss
+        if self.context_pass(batch, seq_len, prefix, &latency_ms, &miss) != OP_OK:
+            raise self.error(&miss)
+        return latency_ms
 
     def generation_latency(self, int64_t batch, int64_t position):
         """Uncorrected latency in ms of one decode step at a KV position."""
-        cdef OpAnswer total
-        total.latency_ms = total.energy_wms = 0.0
-        if self.generation_step(batch, position, &total) != OP_OK:
-            raise self.explain_generation(batch, position)
-        return total.latency_ms
+        cdef double latency_ms = 0.0
+        cdef Miss miss
+        if self.generation_step(batch, position, &latency_ms, &miss) != OP_OK:
+            raise self.error(&miss)
+        return latency_ms
 
-    def context_breakdown(self, batch, seq_len, prefix):
-        """(operator, answer of `Operator.ask`) for each operator of a prefill pass."""
+    def context_breakdown(self, int64_t batch, int64_t seq_len, int64_t prefix):
+        """(operator, answer of `Operator.ask`) for each operator of a prefill pass that can be priced."""
+        cdef OpQuery query
+        self.context_latency(batch, seq_len, prefix)  # raises what explains a missing operator
+        rows = []
+        for i, operator in enumerate(self.context_ops.operators):
+            query = self.context_query(i, batch, seq_len, prefix)
+            rows.append((operator, operator.ask(batch, seq_len, prefix, query.tokens, self.speed_of_light)))
+        return rows
+
+    def generation_breakdown(self, int64_t batch, int64_t position):
+        """(operator, answer of `Operator.ask`) for each operator of a decode step that can be priced."""
+        self.generation_latency(batch, position)
         return [
-            (op, op.ask(batch, seq_len, prefix, batch if self.context_roles[i] == LOGITS else batch * seq_len))
-            for i, op in enumerate(self.context_ops.operators)
+            (operator, operator.ask(batch, position, 0, batch, self.speed_of_light))
+            for operator in self.generation_ops.operators
         ]
-
-    def generation_breakdown(self, batch, position):
-        """(operator, answer of `Operator.ask`) for each operator of a decode step."""
-        return [(op, op.ask(batch, position, 0, batch)) for op in self.generation_ops.operators]
 
 
 cdef class NativeView(ServingView):

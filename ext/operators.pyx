@@ -76,10 +76,16 @@ cdef class Operator:
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
         return OP_MISS
 
-    cdef int price(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
+    cdef int price(self, const OpQuery* query, bint at_sol, OpAnswer* answer) noexcept nogil:
+        cdef OpSol sol
         cdef int status
         answer.energy_wms = 0.0
-        status = self.measure(query, answer)
+        if at_sol:
+            status = self.sol(query, &sol)
+            answer.latency_ms = sol.latency_ms
+            answer.sources = FROM_SOL
+        else:
+            status = self.measure(query, answer)
         if status == OP_OK and not isfinite(answer.latency_ms):
             return OP_NOT_FINITE
         if status == OP_OK:
@@ -87,12 +93,15 @@ cdef class Operator:
             answer.energy_wms = max(answer.energy_wms, 0.0) * self.scale_factor
         return status
 
-    def ask(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
-        """(status, latency ms, energy W ms, source, (SOL, math, memory) ms), scaled, of one query."""
+    def ask(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
+        """(status, latency ms, energy W ms, source, (SOL, math, memory) ms), scaled, of one query.
+
+        With `at_sol` the latency is that of the speed of light. All but the status are None when it is not OK.
+        """
         cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
         cdef OpAnswer answer
         cdef OpSol sol
-        status = self.price(&query, &answer)
+        status = self.price(&query, at_sol, &answer)
         if status != OP_OK:
             return status, None, None, None, None
         limits = None
@@ -104,11 +113,11 @@ cdef class Operator:
             )
         return status, answer.latency_ms, answer.energy_wms, SOURCES.get(answer.sources, "mixed"), limits
 
-    def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+    def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The innermost operator that cannot answer a query and its status; None when all can."""
         cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
         cdef OpAnswer answer
-        status = self.price(&query, &answer)
+        status = self.price(&query, at_sol, &answer)
         return None if status == OP_OK else (self, status)
 
 
@@ -818,7 +827,7 @@ cdef double bmm_sol_at(const void* params, const double* coordinates) noexcept n
 
 
 cdef class MlaBmm(Operator):
-    """Batched products around latent attention in decode; `head_factor` scales from the heads measured."""
+    """Batched products around latent attention in decode; `head_factor` scales from the heads that were measured."""
 
     cdef GridTable table
     cdef BmmShape shape
@@ -876,7 +885,7 @@ cdef class OpList:
         total.latency_ms = total.energy_wms = 0.0
         total.sources = 0
         for i in range(self.size):
-            status = (<Operator>self.pointers[i]).price(query, &answer)
+            status = (<Operator>self.pointers[i]).price(query, False, &answer)
             if status != OP_OK:
                 return status
             total.latency_ms += answer.latency_ms
@@ -900,6 +909,14 @@ cdef class OpList:
         return OP_OK
 
 
+cdef object first_missing(tuple operators, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol):
+    for operator in operators:
+        found = operator.missing(batch, seq_len, prefix, tokens, at_sol)
+        if found is not None:
+            return found
+    return None
+
+
 cdef class Sum(Operator):
     """Operators that run one after the other under one name, such as the collectives of an expert dispatch."""
 
@@ -916,6 +933,10 @@ cdef class Sum(Operator):
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
         return self.parts.sum_sols(query, sol)
+
+    def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
+        """The first part that cannot answer."""
+        return first_missing(self.parts.operators, batch, seq_len, prefix, tokens, at_sol)
 
 
 cdef class Overlap(Operator):
@@ -949,13 +970,10 @@ cdef class Overlap(Operator):
             sol[0] = other
         return status
 
-    def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+    def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The first operator of either group that cannot answer."""
-        for operator in self.first.operators + self.second.operators:
-            found = operator.missing(batch, seq_len, prefix, tokens)
-            if found is not None:
-                return found
-        return None
+        operators = self.first.operators + self.second.operators
+        return first_missing(operators, batch, seq_len, prefix, tokens, at_sol)
 
 
 cdef class Fallback(Operator):
@@ -977,13 +995,12 @@ cdef class Fallback(Operator):
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
         return self.primary.sum_sols(query, sol)
 
-    def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
-        """The first part that cannot answer."""
-        for operator in self.parts.operators:
-            found = operator.missing(batch, seq_len, prefix, tokens)
-            if found is not None:
-                return found
-        return None
+    def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
+        """The module when something but its data is missing, else the first part that cannot answer."""
+        found = first_missing(self.primary.operators, batch, seq_len, prefix, tokens, at_sol)
+        if found is None or found[1] != OP_MISS or at_sol:
+            return found
+        return first_missing(self.parts.operators, batch, seq_len, prefix, tokens, at_sol)
 
 
 def generation_attention_floor(axes, tuple shape, double mem_bw_bytes_per_s):

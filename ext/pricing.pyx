@@ -7,6 +7,8 @@ from libc.math cimport floor, fma, isfinite, rint
 from libc.stdint cimport UINT32_MAX, int64_t, uint32_t
 from libc.string cimport memset
 
+from fpmsdk._ext.features cimport FAULT_NONE, FaultSite
+
 from fpmsdk.errors import TimingError
 
 cdef enum:
@@ -132,6 +134,19 @@ cdef class FpmTiming(TimingModel):
     def __repr__(self):
         return "FpmTiming()"
 
+    cdef bint ask(self, const FpmRank* rank, double* latency_ms, PassPrice* price) noexcept nogil:
+        # One iteration, NaN when the model is not ready for it. False when it is at fault: no part stands in for it.
+        cdef FaultSite site
+        site.fault = self.view.evaluate(rank, 1, latency_ms)
+        if site.fault == FAULT_NONE:
+            return True
+        site.iteration = -1
+        site.rank = -1
+        with gil:
+            self.raised = self.view.error(&site, rank, 1)
+        price.status = RAISED
+        return False
+
     cdef void price(self, const PassShape* shape, PassPrice* price) noexcept nogil:
         cdef FpmRank rank
         cdef int64_t mean_end_tokens, mean_past_tokens
@@ -149,13 +164,16 @@ cdef class FpmTiming(TimingModel):
         rank.num_decode_requests = <uint32_t>shape.num_decode
         rank.sum_decode_kv_tokens = <uint32_t>past_kv_tokens
         if shape.num_prefill > 0 and shape.num_decode > 0:
-            price.prefill_ms = self.view.estimate(&rank, 1)
+            if not self.ask(&rank, &price.prefill_ms, price):
+                return
             if price.prefill_ms == price.prefill_ms:
                 price.composed = True
                 return
+            price.prefill_ms = 0.0
         if shape.num_decode > 0:
             rank.num_prefill_requests = rank.sum_prefill_tokens = rank.sum_prefill_kv_tokens = 0
-            price.decode_ms = self.view.estimate(&rank, 1)
+            if not self.ask(&rank, &price.decode_ms, price):
+                return
         if shape.num_prefill > 0:
             mean_end_tokens = shape.sum_prefill_end_tokens // shape.num_prefill
             mean_past_tokens = shape.sum_prefill_past_tokens // shape.num_prefill
@@ -163,7 +181,8 @@ cdef class FpmTiming(TimingModel):
             rank.sum_prefill_tokens = <uint32_t>(shape.num_prefill * (mean_end_tokens - mean_past_tokens))
             rank.sum_prefill_kv_tokens = <uint32_t>(shape.num_prefill * mean_past_tokens)
             rank.num_decode_requests = rank.sum_decode_kv_tokens = 0
-            price.prefill_ms = self.view.estimate(&rank, 1)
+            if not self.ask(&rank, &price.prefill_ms, price):
+                return
         if price.prefill_ms != price.prefill_ms or price.decode_ms != price.decode_ms:
             price.status = NOT_READY
 

@@ -1,7 +1,6 @@
 # GEMM latencies (op-level.md sections 2.2 and 3.1). A query has a fixed (n, k) and varies in m, so everything that
 # depends on (n, k) alone is settled once: which sites are near, at which weights, for which range of m.
 
-from libc.math cimport fabs, sqrt
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
@@ -153,25 +152,41 @@ cdef class GemmSite:
             return
         distance_n, distance_k = np.log2(site_n) - np.log2(n), np.log2(site_k) - np.log2(k)
         distance = np.sqrt(distance_n * distance_n + distance_k * distance_k)
-        low, high = m[first[:-1]], m[first[1:] - 1]
+        begin, end = first[:len(first) - 1], first[1:]
+        low, high = m[begin], m[end - 1]
         # Which sites cover m changes only at the ends of their curves.
-        begins = np.unique(np.concatenate([[-np.inf], low, np.nextafter(high, np.inf)]))
         rows = []
-        for begin in begins:
-            covering = (low <= begin) & (begin <= high)
+        for first_m in np.unique(np.concatenate([[-np.inf], low, np.nextafter(high, np.inf)])):
+            covering = (low <= first_m) & (first_m <= high)
             candidates = np.flatnonzero(covering) if covering.any() else np.arange(len(site_n))
             chosen = nearest_sites(candidates, distance, distance_n, distance_k)
             if not rows or not np.array_equal(chosen, rows[len(rows) - 1][1]):
-                rows.append((begin, chosen))
+                rows.append((first_m, chosen))
         self.neighbourhoods = <Neighbourhood*>malloc(len(rows) * sizeof(Neighbourhood))
         if self.neighbourhoods == NULL:
             raise MemoryError
         self.num_neighbourhoods = len(rows)
-        for i, (begin, chosen) in enumerate(rows):
-            set_neighbourhood(&self.neighbourhoods[i], begin, chosen, distance, m, first)
+        for i, (first_m, chosen) in enumerate(rows):
+            set_neighbourhood(&self.neighbourhoods[i], first_m, chosen, distance, m, first)
 
     def __dealloc__(self):
         free(self.neighbourhoods)
+
+    cdef int64_t neighbourhood_of(self, double m) noexcept nogil:
+        # The last one that begins at or before m.
+        cdef int64_t low = 0, high = self.num_neighbourhoods, middle
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if self.neighbourhoods[middle].first_m <= m:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def ask(self, double m):
+        """(latency in ms, power in W) of `m` rows, None where no measurement is near enough."""
+        cdef Measurement answer
+        return (answer.latency_ms, answer.power_w) if self.query(m, &answer) == GRID_HIT else None
 
     cdef int query(self, double m, Measurement* answer) noexcept nogil:
         cdef const SiteCurves* curves = &self.table.curves
@@ -184,12 +199,9 @@ cdef class GemmSite:
         cdef int i
         if self.exact >= 0:
             return curve_at(curves, sites, self.exact, m, answer)
-        index = self.num_neighbourhoods - 1
-        while index > 0 and self.neighbourhoods[index].first_m > m:
-            index -= 1
-        if index < 0:
+        if self.num_neighbourhoods == 0:
             return GRID_MISS
-        near = &self.neighbourhoods[index]
+        near = &self.neighbourhoods[self.neighbourhood_of(m)]
         if near.shared_m:
             # One search serves all curves.
             site = near.sites[0]

@@ -11,8 +11,6 @@ cdef class ServingView:
     # One iteration in ms: NaN when the model cannot answer yet, 0.0 without work. Returns a `Fault`.
     cdef int evaluate(self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms) noexcept nogil
     cdef object error(self, const FaultSite* site, const FpmRank* ranks, Py_ssize_t num_ranks)
-    # The same for iterations that are known to be well formed: NaN also stands for a fault.
-    cdef double estimate(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil
 
 
 cdef class Estimator:

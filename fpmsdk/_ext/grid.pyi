@@ -1,3 +1,4 @@
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -10,3 +11,4 @@ class GridTable:
         power_w: NDArray[Any] | None,
         sqrt_axis: int,
     ) -> None: ...
+    def query(self, coordinates: Sequence[float], roofline_ms: Callable[..., float]) -> tuple[float, float] | None: ...

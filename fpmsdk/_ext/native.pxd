@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 from fpmsdk._ext.correction cimport CorrectionStore, CorrectionTable
 from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
-from fpmsdk._ext.operators cimport OpAnswer, OpList, OpQuery
+from fpmsdk._ext.operators cimport OpList, OpQuery
 
 # Correction stores, in the order of reports.
 cdef enum NativeKind:
@@ -27,6 +27,12 @@ cdef class NativeEngine:
     cdef object explain(self, const FpmRank* rank)
 
 
+cdef struct Miss:
+    # The operator of a pass that could not answer, and what it was asked.
+    void* operator
+    OpQuery query
+
+
 cdef class OpLevelEngine(NativeEngine):
     cdef readonly OpList context_ops
     cdef readonly OpList generation_ops
@@ -35,11 +41,15 @@ cdef class OpLevelEngine(NativeEngine):
     cdef readonly object describe_miss
     cdef readonly bint speed_of_light
 
+    # Each adds to `latency_ms` and returns an `OpStatus`; `miss` is set when that is not OK.
+    cdef OpQuery context_query(self, Py_ssize_t i, int64_t batch, int64_t seq_len, int64_t prefix) noexcept nogil
     cdef int context_pass(
-        self, int64_t batch, int64_t seq_len, int64_t prefix, OpAnswer* total
+        self, int64_t batch, int64_t seq_len, int64_t prefix, double* latency_ms, Miss* miss
     ) noexcept nogil
-    cdef int generation_step(self, int64_t batch, int64_t position, OpAnswer* total) noexcept nogil
-    cdef int mixed_pass(self, const FpmRank* rank, OpAnswer* total) noexcept nogil
+    cdef int generation_step(self, int64_t batch, int64_t position, double* latency_ms, Miss* miss) noexcept nogil
+    cdef int mixed_pass(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil
+    cdef int price_rank(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil
+    cdef object error(self, const Miss* miss)
 
 
 cdef class NativeView(ServingView):

@@ -51,8 +51,8 @@ cdef class Operator:
     # Before `scale_factor`.
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil
-    # With it.
-    cdef int price(self, const OpQuery* query, OpAnswer* answer) noexcept nogil
+    # With it: the silicon latency, or that of the speed of light.
+    cdef int price(self, const OpQuery* query, bint at_sol, OpAnswer* answer) noexcept nogil
 
 
 cdef class OpList:

@@ -55,6 +55,7 @@ cdef class GemmSite:
     cdef int64_t num_neighbourhoods
     cdef Neighbourhood* neighbourhoods
 
+    cdef int64_t neighbourhood_of(self, double m) noexcept nogil
     cdef int query(self, double m, Measurement* answer) noexcept nogil
 
 

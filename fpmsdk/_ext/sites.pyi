@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 class GemmTable:
@@ -18,3 +19,4 @@ class GemmTable:
 
 class GemmSite:
     def __init__(self, table: GemmTable, n: float, k: float) -> None: ...
+    def ask(self, m: float) -> tuple[float, float] | None: ...

@@ -13,10 +13,11 @@ from fpmsdk.perfdb.hardware import SystemSpec
 from fpmsdk.perfdb.roots import SystemsRoot, open_root
 from fpmsdk.perfdb.slices import Slice, Table
 from fpmsdk.perfdb.sources import Source
-from fpmsdk.perfdb.tables import SCHEMAS
+from fpmsdk.perfdb.tables import LOW_LATENCY_KERNEL, SCHEMAS
 from fpmsdk.perfdb.versions import ResolvedVersion
 
 __all__ = [
+    "LOW_LATENCY_KERNEL",
     "SCHEMAS",
     "PerfDatabase",
     "ResolvedVersion",

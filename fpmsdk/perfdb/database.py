@@ -39,6 +39,8 @@ class PerfDatabase:
         self.root, self.system, self.backend, self.version = root, system, backend, version
         self.shared, self.strict = shared, strict
         self.spec: SystemSpec = root.spec(system)
+        # What a consumer makes of the tables and wants to keep as long as they live.
+        self.derived: object | None = None
         self._outcomes: dict[str, Table | FpmSdkError] = {}
         self._locks = {name: threading.Lock() for name in SCHEMAS}
 
@@ -151,12 +153,14 @@ def open_database(
     enable_shared_layer: bool = True,
     strict_provenance: bool = False,
     tolerate_dirless: bool = False,
+    keep: bool = True,
 ) -> PerfDatabase:
     """Return the database of a system, backend and version: one instance per process and identity.
 
     Parameters: `root`, a systems root; `version`, a literal version (see `SystemsRoot.resolve_version`);
     `enable_shared_layer`, whether other versions and backends fill in missing rows; `strict_provenance`,
-    whether faulty metadata are errors; `tolerate_dirless`, whether the version need not have a directory.
+    whether faulty metadata are errors; `tolerate_dirless`, whether the version need not have a directory;
+    `keep`, whether others shall share the instance, false for a root that soon ceases to exist.
     Raises: `UnknownSystemError`; `PerfDataNotAvailableError` when the backend has no directory of that version.
     """
     root = root if isinstance(root, SystemsRoot) else open_root(root)
@@ -168,11 +172,12 @@ def open_database(
         )
     identity = (root.path, system, backend, version, enable_shared_layer, strict_provenance)
     with _databases_lock:
-        if identity not in _databases:
-            _databases[identity] = PerfDatabase(
-                root, system, backend, version, shared=enable_shared_layer, strict=strict_provenance
-            )
-        return _databases[identity]
+        if identity in _databases:
+            return _databases[identity]
+        database = PerfDatabase(root, system, backend, version, shared=enable_shared_layer, strict=strict_provenance)
+        if keep:
+            _databases[identity] = database
+        return database
 
 
 def _block(schema: TableSchema, source: Source, content: bytes, *, eager: bool) -> Block | None:

@@ -22,6 +22,7 @@ from fpmsdk.perfdb.versions import (
     Slots,
     choose,
     newer_than,
+    newest_first,
     overriding_systems,
     slot_entry,
 )
@@ -114,16 +115,20 @@ class SystemsRoot:
     ) -> ResolvedVersion:
         """Map a requested version, alias or None onto the queryable versions.
 
+        Where no slots govern the system, None means the newest version that the backend was measured with, if any.
         Raises: `UnlistedVersionError`, `UnknownSystemError`, `PerfDataCorruptError`.
         Source: op-level.md section 1.2.
         """
-        return choose(
+        resolved = choose(
             requested,
             self.slots(system, backend),
             self.tree(system).versions(backend),
             f"{backend} on {system}",
             allow_unlisted=allow_unlisted,
         )
+        if resolved.version is None:
+            return resolved._replace(version=next(iter(newest_first(self._measured_versions({system}, backend))), None))
+        return resolved
 
     def sources(
         self, system: str, backend: str, version: str, table: str, *, shared: bool = True, strict: bool = False

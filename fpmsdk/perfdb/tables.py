@@ -203,6 +203,8 @@ SCHEMAS: dict[str, TableSchema] = {
     "moe_perf": TableSchema(
         "moe_perf.parquet", _MOE_KEY, _integers("num_tokens"), admit=_throughput, reads=("default_eligible",)
     ),
+    # The same rows by the kernel they were measured with, those included that a framework would not choose by itself.
+    "moe_perf_by_kernel": TableSchema("moe_perf.parquet", (_LANE, *_MOE_KEY), _integers("num_tokens")),
     "moe_perf_low_latency": TableSchema("moe_perf.parquet", _MOE_KEY, _integers("num_tokens"), admit=_low_latency),
     "custom_allreduce_perf": TableSchema(
         "custom_allreduce_perf.parquet",

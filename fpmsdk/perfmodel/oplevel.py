@@ -4,6 +4,7 @@ Builds the engine of a configuration from one systems root and answers the stati
 Source: op-level.md section 5; fpm-model.md sections 2.1 and 4.
 """
 
+import operator
 import os
 import tempfile
 from typing import Any
@@ -16,6 +17,7 @@ from fpmsdk.errors import (
     MissingCapabilityError,
     MissingSystemFlopsError,
     PerfDataNotAvailableError,
+    UnlistedVersionError,
 )
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.opgraph.execution_profile import (
@@ -34,11 +36,13 @@ from fpmsdk.perfdb import (
 )
 from fpmsdk.perfmodel.native import NativeKind
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
+from fpmsdk.perfmodel.oplevel_readiness import require_tables
 from fpmsdk.perfmodel.oplevel_tables import tables_of
 
 # Tokens between two priced steps of a static decode.
 _STRIDE = 32
 _SERVED_MODES = ("SILICON", "SOL")
+_LARGEST_COUNT = 2**32 - 1
 
 
 class OpLevelKind(NativeKind):
@@ -52,43 +56,53 @@ class OpLevelKind(NativeKind):
 
     def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
         """Latency of a whole prefill, or of all decode steps after the first token."""
+        steps = _count("output_tokens", output_tokens) - 1
         if prefill:
             return self.prefill_latency(batch_size, input_tokens, 0)
-        batch = _positive("batch_size", batch_size) * self._draft_width
+        batch = _count("batch_size", batch_size, at_least=1) * self._draft_width
+        cached = _count("input_tokens", input_tokens)
         total = 0.0
-        for step in range(0, output_tokens - 1, _STRIDE):
-            latency = self._engine.generation_latency(batch, _positive("input_tokens", input_tokens) + step + 1)
-            total += latency * min(_STRIDE, output_tokens - 1 - step)
+        for step in range(0, steps, _STRIDE):
+            total += self._engine.generation_latency(batch, cached + step + 1) * min(_STRIDE, steps - step)
         return total
 
     def static_phase_diagnostics(
         self, batch_size: int, context_length: int, prefix: int, *, prefill: bool
     ) -> list[dict[str, Any]]:
         """Name, latency, energy, source and speed of light of each operator of one step."""
-        batch, length = _positive("batch_size", batch_size), _positive("context_length", context_length)
         if prefill:
-            new = _positive("context_length - prefix", length - prefix)
-            self._engine.context_latency(batch, new, prefix)  # raises what explains a missing operator
-            rows = self._engine.context_breakdown(batch, new, prefix)
-        else:
-            self._engine.generation_latency(batch * self._draft_width, length + 1)
-            rows = self._engine.generation_breakdown(batch * self._draft_width, length + 1)
-        return _rows(rows)
+            return _rows(
+                self._engine.context_breakdown(*_prefill(batch_size, "context_length", context_length, prefix))
+            )
+        batch, length = _count("batch_size", batch_size, at_least=1), _count("context_length", context_length)
+        if prefix != 0:
+            raise ConfigError(
+                f"invalid engine config: prefix belongs to prefill; a decode step takes 0, found {prefix!r}", "prefix"
+            )
+        return _rows(self._engine.generation_breakdown(batch * self._draft_width, length + 1))
 
     def prefill_latency(self, batch_size: int, isl: int, prefix: int) -> float:
         """Latency of one prefill of `isl` tokens, `prefix` of them cached."""
-        batch = _positive("batch_size", batch_size)
-        return self._engine.context_latency(batch, _positive("isl - prefix", isl - prefix), prefix)
+        return self._engine.context_latency(*_prefill(batch_size, "isl", isl, prefix))
 
     def prefill_latency_total(self, batch_size: int, prefill_tokens: int, kv_tokens: int) -> float:
         """Latency of one prefill, by totals over its requests."""
-        batch = _positive("batch_size", batch_size)
-        return self._engine.context_latency(batch, prefill_tokens // batch, kv_tokens // batch)
+        batch = _count("batch_size", batch_size, at_least=1)
+        tokens, cached = _count("total_prefill_tokens", prefill_tokens), _count("total_kv_read_tokens", kv_tokens)
+        if tokens == 0:
+            return 0.0
+        if tokens < batch:
+            raise ConfigError(
+                f"invalid engine config: every prefill request computes a token: total_prefill_tokens {tokens} "
+                f"is less than batch_size {batch}",
+                "total_prefill_tokens",
+            )
+        return self._engine.context_latency(batch, tokens // batch, cached // batch)
 
     def decode_latency_total(self, batch_size: int, past_kv_tokens: int) -> float:
         """Latency of one decode step, by the KV total of its requests."""
-        batch = _positive("batch_size", batch_size)
-        return self._engine.generation_latency(batch, past_kv_tokens // batch)
+        batch = _count("batch_size", batch_size, at_least=1)
+        return self._engine.generation_latency(batch, _count("total_past_kv_tokens", past_kv_tokens) // batch)
 
     def decode_kv_ceiling(self) -> int | None:
         """None: operators extrapolate."""
@@ -114,6 +128,8 @@ def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind,
     root = open_root(root_path)
     version = _resolve_version(root, config)
     spec, database = _compile(config, root, version)
+    if config["database_mode"] == "SILICON":
+        require_tables(spec, tables_of(database), config["worker_type"], root.spec(config["system"]))
     return _kind(config, root.path, version, spec, compile_engine(spec, database, root.spec(config["system"])))
 
 
@@ -137,9 +153,9 @@ def _resolve_version(root: SystemsRoot, config: dict[str, Any]) -> ResolvedVersi
     root.spec(system)  # an unknown system is named before its versions are
     resolved = root.resolve_version(system, backend, config["backend_version"])
     if resolved.version is None:
-        raise ConfigError(
-            f"invalid engine config: backend_version is required: nothing says which {backend} version {system} runs",
-            "backend_version",
+        raise UnlistedVersionError(
+            f"failed to find performance data roots: {root.path} has no {backend} data of {system} that would tell "
+            "which version is meant; give backend_version, or a root with data"
         )
     return resolved
 
@@ -148,7 +164,7 @@ def _compile(
     config: dict[str, Any], root: SystemsRoot, version: ResolvedVersion, *, models: str | None = None
 ) -> tuple[EngineSpec, PerfDatabase]:
     # The graph of a configuration and the database that prices it; `models` is the root beside which model
-    # configurations lie.
+    # configurations lie when `root` is only a copy for this model.
     system, backend = config["system"], config["backend"]
     assert version.version is not None
     model = read_model_config(config["model"], [os.path.join(os.path.dirname(models or root.path), "model_configs")])
@@ -168,6 +184,7 @@ def _compile(
         enable_shared_layer=config["database_mode"] == "SILICON" if sharing is None else sharing,
         strict_provenance=config["strict_provenance"],
         tolerate_dirless=version.tolerate_dirless,
+        keep=models is None,
     )
 
     def lanes(_kind: str, table: str) -> tuple[str, ...]:
@@ -185,7 +202,7 @@ def compile_engine(spec: EngineSpec, database: PerfDatabase, hardware: SystemSpe
     database: tables of the system, backend and version of the specification.
     hardware: description of the system.
     """
-    compiler = OperatorCompiler(hardware, tables_of(database, hardware))
+    compiler = OperatorCompiler(hardware, tables_of(database))
     return OpLevelEngine(
         [compiler.compile(op) for op in spec.context_ops],
         [compiler.compile(op) for op in spec.generation_ops],
@@ -217,9 +234,9 @@ class _Misses:
         engine = spec.engine
         self._where = f"{engine['system_name']}, {engine['backend']} {engine['backend_version']}"
 
-    def describe(self, operator: Operator, status: int, query: tuple[int, int, int, int]) -> Exception:
+    def describe(self, missing: Operator, status: int, query: tuple[int, int, int, int]) -> Exception:
         batch, seq_len, prefix, tokens = query
-        asked = f"{operator.name} at batch {batch}, length {seq_len}, prefix {prefix}, {tokens} tokens"
+        asked = f"{missing.name} at batch {batch}, length {seq_len}, prefix {prefix}, {tokens} tokens"
         if status == MISSING_FLOPS:
             return MissingSystemFlopsError(
                 f"{asked}: {self._where} has no FLOPS for its compute dtype; choose another quantisation"
@@ -237,17 +254,17 @@ class _Misses:
 def _rows(breakdown: list[tuple[Operator, tuple[Any, ...]]]) -> list[dict[str, Any]]:
     # Operators of one name are one row, at the place of the first.
     rows: dict[str, dict[str, Any]] = {}
-    for operator, (_, latency_ms, energy_wms, source, limits) in breakdown:
+    for part, (_, latency_ms, energy_wms, source, limits) in breakdown:
         sol = None if limits is None else dict(zip(("latency_ms", "math_ms", "memory_ms"), limits, strict=True))
         details: dict[str, Any] = {
             "sol": sol,
             "sol_unavailable_reason": None if sol else "the system has no FLOPS for the compute dtype",
             "fallbacks": [],
         }
-        row = rows.get(operator.name)
+        row = rows.get(part.name)
         if row is None:
-            rows[operator.name] = {
-                "name": operator.name,
+            rows[part.name] = {
+                "name": part.name,
                 "latency_ms": latency_ms,
                 "energy_wms": energy_wms,
                 "source": source,
@@ -262,7 +279,27 @@ def _rows(breakdown: list[tuple[Operator, tuple[Any, ...]]]) -> list[dict[str, A
     return list(rows.values())
 
 
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"invalid engine config: {name} must be a positive integer, found {value!r}", name)
-    return value
+def _prefill(batch_size: int, name: str, length: int, prefix: int) -> tuple[int, int, int]:
+    # Batch, new tokens and prefix of a prefill of `length` tokens a request.
+    batch = _count("batch_size", batch_size, at_least=1)
+    cached = _count("prefix", prefix)
+    new = _count(name, length) - cached
+    if new < 1:
+        raise ConfigError(
+            f"invalid engine config: {name} {length} leaves no token to compute after a prefix of {cached}", name
+        )
+    _count(f"batch_size x ({name} - prefix)", batch * new)
+    return batch, new, cached
+
+
+def _count(name: str, value: int, *, at_least: int = 0) -> int:
+    try:
+        count = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = -1
+    if not at_least <= count <= _LARGEST_COUNT:
+        raise ConfigError(
+            f"invalid engine config: {name} must be an integer from {at_least} to {_LARGEST_COUNT}, found {value!r}",
+            name,
+        )
+    return count

@@ -10,13 +10,15 @@ from fpmsdk._ext import operators as compiled
 from fpmsdk._ext.sites import GemmSite
 from fpmsdk.opgraph import ops
 from fpmsdk.opgraph.quantization import CACHE_BYTES, COMM_BYTES, MODES
-from fpmsdk.perfdb import SystemSpec
+from fpmsdk.perfdb import LOW_LATENCY_KERNEL, SystemSpec
 from fpmsdk.perfmodel.oplevel_tables import OpTables
 
 # FMHA modes: bytes per element of what attention writes.
 _FMHA_BYTES = {"bfloat16": 2, "fp8": 1, "fp8_block": 1}
 _COMPUTE = {"bfloat16": "bf16"}
 _LOW_LATENCY_TOKENS = 128
+# GPUs of a node from which on expert dispatch of trtllm on Blackwell is one all-to-all kernel.
+_ALL_TO_ALL_NODE = 72
 
 
 class OperatorCompiler:
@@ -194,7 +196,7 @@ class OperatorCompiler:
             op.scale_factor,
             self._hardware,
             table,
-            heads,
+            op.num_heads,
             self._flops(op.quant_mode),
             mode.bytes_per_element,
             op.num_heads / heads,
@@ -276,25 +278,32 @@ class OperatorCompiler:
             "flops_per_s": self._flops(op.quant_mode),
             "bytes_per_element": mode.bytes_per_element,
         }
-        low_latency = None
-        if op.quant_mode == "nvfp4" and op.is_gated:
-            low_latency = self._experts("moe_perf_low_latency", op, sizes)
+        kernel = op.moe_kernel_source
+        table = low_latency = None
+        if op.quant_mode == "nvfp4" and op.is_gated and kernel in (None, LOW_LATENCY_KERNEL):
+            low_latency = self._experts("moe_perf_low_latency", (op.quant_mode,), op, sizes)
+        if kernel is None:
+            table = self._experts("moe_perf", (op.quant_mode,), op, sizes)
+        elif kernel != LOW_LATENCY_KERNEL:
+            table = self._experts("moe_perf_by_kernel", (kernel, op.quant_mode), op, sizes)
         return compiled.Moe(
             op.name,
             op.scale_factor,
             self._hardware,
-            self._experts("moe_perf", op, sizes),
+            table,
             low_latency,
             _LOW_LATENCY_TOKENS,
             shape,
             op.attention_dp_size,
         )
 
-    def _experts(self, table: str, op: ops.Moe, sizes: tuple[int, ...]) -> Any:
-        distributions = {key[1] for key in self._tables.slices(table) if key[0] == op.quant_mode}
+    def _experts(self, table: str, part: tuple[str, ...], op: ops.Moe, sizes: tuple[int, ...]) -> Any:
+        # `part` begins the keys of the part of the table that the distribution is looked for in.
+        at = len(part)
+        distributions = {key[at] for key in self._tables.slices(table) if key[:at] == part}
         requested = op.workload_distribution
         distribution = requested if requested in distributions else "uniform"
-        return self._tables.grid(table, (op.quant_mode, distribution, *sizes))
+        return self._tables.grid(table, (*part, distribution, *sizes))
 
     def _moedispatch(self, op: ops.MoeDispatch) -> compiled.Operator:
         terms = {"vllm": self._vllm_dispatch, "sglang": self._sglang_dispatch, "trtllm": self._trtllm_dispatch}
@@ -335,6 +344,9 @@ class OperatorCompiler:
             if attention_tp > 1:
                 return [self._all_reduce(f"{op.name} all_reduce", 1.0, group, hidden)]
             return [self._exchange(op, group, hidden * dp, gather=op.pre_dispatch)] if dp > 1 else []
+        if dp > 1 and op.moe_tp_size == 1 and self._system.gpus_per_node >= _ALL_TO_ALL_NODE:
+            # A kernel of its own for which there is no public table.
+            return [self._collective(f"{op.name} alltoall", 1.0, None, group, group, hidden * dp, 1, 0.0)]
         if dp > 1:
             # Blackwell gathers quantised activations.
             gathered = {"nvfp4": hidden * (1 / 4 + 1 / 32), "fp8": hidden / 2, "fp8_block": hidden / 2}

@@ -6,7 +6,6 @@ Which slice serves an operator is decided here; what it answers is compiled code
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,31 +13,31 @@ from fpmsdk._ext.grid import GridTable
 from fpmsdk._ext.operators import ScaleTable, generation_attention_floor
 from fpmsdk._ext.sites import GemmTable
 from fpmsdk.errors import PerfDataNotAvailableError
-from fpmsdk.perfdb import PerfDatabase, Slice, SystemSpec
+from fpmsdk.perfdb import PerfDatabase, Slice
 
 T = TypeVar("T")
 
 # Axis along which prefill attention grows with the square: interpolated in the root of its latency.
 _SQRT_AXIS = {"context_attention_perf": 1, "context_mla_perf": 1, "mla_context_module_perf": 1}
 
-_shared: "WeakKeyDictionary[PerfDatabase, OpTables]" = WeakKeyDictionary()
-_shared_lock = threading.Lock()
+_lock = threading.Lock()
 
 
-def tables_of(database: PerfDatabase, system: SystemSpec) -> "OpTables":
+def tables_of(database: PerfDatabase) -> "OpTables":
     """The compiled tables of a database; the same object for every model that uses it."""
-    with _shared_lock:
-        if database not in _shared:
-            _shared[database] = OpTables(database, system)
-        return _shared[database]
+    with _lock:
+        if database.derived is None:
+            database.derived = OpTables(database)
+        assert isinstance(database.derived, OpTables)
+        return database.derived
 
 
 class OpTables:
     """Compiled slices of one database. A slice that does not exist is None: its operator fails when it is asked."""
 
-    def __init__(self, database: PerfDatabase, system: SystemSpec) -> None:
+    def __init__(self, database: PerfDatabase) -> None:
         self._database = database
-        self._system = system
+        self._mem_bw_bytes_per_s = database.spec.mem_bw_bytes_per_s
         self._made: dict[Any, Any] = {}
         self._lock = threading.RLock()
 
@@ -48,6 +47,10 @@ class OpTables:
                 self._made[key] = make()
             made: T = self._made[key]
         return made
+
+    def require(self, table: str) -> None:
+        """Raise `PerfDataNotAvailableError` when no source has rows of a table."""
+        self._database.table(table)
 
     def slices(self, table: str) -> Mapping[tuple[Any, ...], Slice]:
         """Slices of a table by key; empty when no source has rows of it."""
@@ -79,13 +82,12 @@ class OpTables:
         """A decode attention slice in which no row is faster than the roofline allows."""
         if lane is None:
             return None
-        bandwidth = self._system.mem_bw_bytes_per_s
         return self._once(
             ("generation_attention", lane, key, shape),
             lambda: self._grid(
                 "generation_attention_perf",
                 (lane, *key),
-                lambda found: generation_attention_floor(found.axes, shape, bandwidth),
+                lambda found: generation_attention_floor(found.axes, shape, self._mem_bw_bytes_per_s),
             ),
         )
 
@@ -119,11 +121,11 @@ class OpTables:
             None if power is None else power[rows],
             flops_per_s,
             bytes_per_element,
-            self._system.mem_bw_bytes_per_s,
+            self._mem_bw_bytes_per_s,
         )
 
     def scale(self, table: str, dtype: str, factor: float, *, scale_beyond: bool) -> ScaleTable | None:
-        """A quantisation kernel's table over (m, k), with the rectangle that its rows of every dtype span."""
+        """A quantisation kernel's table over (m, k), with the rectangle that its rows span."""
         return self._once((table, dtype), lambda: self._scale(table, dtype, factor, scale_beyond))
 
     def _scale(self, table: str, dtype: str, factor: float, scale_beyond: bool) -> ScaleTable | None:
@@ -133,7 +135,7 @@ class OpTables:
             return None
         m, k = found.axes
         bounds = (float(m.min()), float(m.max()), float(k.min()), float(k.max()))
-        return ScaleTable(grid, bounds, factor, self._system.mem_bw_bytes_per_s, scale_beyond)
+        return ScaleTable(grid, bounds, factor, self._mem_bw_bytes_per_s, scale_beyond)
 
 
 def _power(found: Slice) -> Any:

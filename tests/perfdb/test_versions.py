@@ -107,9 +107,16 @@ def test_without_slots_a_version_is_used_as_it_is(systems, case):
         case
     ]
     assert resolve(systems, "made.up", backend=backend) == ("made.up", False)
-    assert resolve(systems, None, backend=backend) == (None, False)
     with pytest.raises(UnlistedVersionError, match="'current' has no meaning"):
         resolve(systems, "current", backend=backend)
+
+
+def test_without_slots_an_omitted_version_is_the_newest_measured_one(systems):
+    for version in ("0.9.0", "0.24.0", "dev"):
+        systems.text(f"data/x100/gemm/vllm/{version}/gemm_perf.parquet")
+    systems.text("data/x100/gemm/vllm/0.30.0/INCOMPLETE.txt")
+    assert resolve(systems, None) == ("0.24.0", False)
+    assert resolve(systems, None, backend="sglang") == (None, False)
 
 
 @pytest.mark.parametrize("content", ["defaults: [", "defaults: 5", "defaults: {vllm: text}"])
