@@ -5,7 +5,6 @@ Only arranges columns that the replay has recorded; latency figures are defined 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import EmptyResultError
+from fpmsdk.files import whole_file
 from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla
 
 if TYPE_CHECKING:
@@ -141,14 +141,10 @@ class ReplayReport:
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
     def write_json(self, path: str | Path, *, per_request: bool = True) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        target = Path(path)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            draft.write_text(self.to_json(per_request=per_request) + "\n", encoding="utf-8")
-            os.replace(draft, target)
-        finally:
-            draft.unlink(missing_ok=True)
+        """Write `to_json` to a file, whole or not at all (`fpmsdk.files.whole_file`)."""
+        text = self.to_json(per_request=per_request) + "\n"
+        with whole_file(path) as file:
+            file.write(text.encode())
 
     def table(self) -> Table:
         """The main figures for a terminal."""
