@@ -261,7 +261,7 @@ def _sped_up(times_ms: NDArray[np.float64], ratio: float) -> NDArray[np.float64]
         divided = times_ms / ratio
     if (divided >= MAX_TIME_MS).any():
         raise ConfigError(
-            f"arrival_speedup_ratio is {ratio!r}; it moves arrivals beyond 2^64 s, give a larger one",
+            f"arrivals or delays divided by arrival_speedup_ratio = {ratio!r} lie beyond 2^64 s; give a larger ratio",
             "arrival_speedup_ratio",
         )
     return divided

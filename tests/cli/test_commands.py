@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -365,3 +366,12 @@ def test_options_beyond_what_a_replay_can_hold_are_rejected(options):
 
 def test_huge_limits_that_limit_nothing_are_accepted():
     assert run("replay", REQUESTS, "--head", str(10**30), "--concurrency", str(10**30)).exit_code == 0
+
+
+def test_doctor_asks_for_the_declared_dependencies_and_the_package_uses_each():
+    root = Path(__file__).parents[2]
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = [requirement.partition(">=")[0] for requirement in declared]
+    assert sorted(fpmsdk.cli.doctor._DEPENDENCIES) == sorted(names)
+    source = "\n".join(path.read_text() for path in (root / "fpmsdk").rglob("*.py"))
+    assert [name for name in names if f"import {name}" not in source and f"from {name}" not in source] == []
