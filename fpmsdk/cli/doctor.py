@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fpmsdk.cli.console import NEGATIVE_RESULT, JsonOption, show
 
-_DEPENDENCIES = ("msgspec", "numpy", "platformdirs", "pyarrow", "pydantic", "rich", "typer")
+_DEPENDENCIES = ("msgspec", "numpy", "platformdirs", "pyarrow", "rich", "typer")
 # Distributions that bring performance data, and the package in which each keeps them.
 _DATA_PACKAGES = {"aiconfigurator-core": "aiconfigurator_core", "aisimulate": "aisimulate_core"}
 
