@@ -1,6 +1,5 @@
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 class GemmTable:
