@@ -66,6 +66,10 @@ class Kind:
         """Whether online correction applies."""
         return False
 
+    def query_coverage(self) -> dict[str, Any] | None:
+        """Counts and gaps of table lookups; None unless they are collected."""
+        return None
+
     def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
         """Uncorrected latency in ms of a whole phase."""
         raise self._lacks("static_phase_latency", "a native estimator")

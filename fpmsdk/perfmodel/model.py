@@ -100,12 +100,12 @@ class ForwardPassPerfModel:
             raise ConfigError("give exactly one of config and state_snapshot")
         if config is None:
             raise MissingCapabilityError("this release cannot restore state snapshots (state_snapshot)")
-        return cls(select(normalize_request(config)))
+        return cls(select(_normalized(config)))
 
     @staticmethod
     def normalize_config(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
         """The canonical form of a configuration, validated, without building a model."""
-        return normalize_request(config)
+        return _normalized(config)
 
     @staticmethod
     def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> NoReturn:
@@ -247,8 +247,11 @@ class ForwardPassPerfModel:
         return total / len(factors) if factors else None
 
     def fpm_query_coverage(self) -> dict[str, Any] | None:
-        """Coverage of table queries; None unless it is collected."""
-        return None
+        """Counts and gaps of table lookups since construction; None unless `collect_coverage` is set.
+
+        Source: fpm-interpolation.md section 8.
+        """
+        return self._kind.query_coverage()
 
     def learned_feature_names(self) -> list[str] | None:
         """Features of a learned estimator; None for other kinds."""
@@ -323,6 +326,17 @@ class ForwardPassPerfModel:
 def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
     """Identity and readiness of a saved state, without loading the model."""
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
+
+
+def _normalized(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
+    return normalize_request(config, _is_registered)
+
+
+def _is_registered(architecture: str) -> bool:
+    # The registry is loaded by the first profile.
+    from fpmsdk.opgraph.architectures import ARCHITECTURES
+
+    return architecture in ARCHITECTURES
 
 
 def _as_batch(batch: Any) -> Any:

@@ -175,7 +175,7 @@ def _rows(breakdown: list[tuple[Operator, tuple[Any, ...]]]) -> list[dict[str, A
     rows: dict[str, dict[str, Any]] = {}
     for operator, (_, latency_ms, energy_wms, source, limits) in breakdown:
         sol = None if limits is None else dict(zip(("latency_ms", "math_ms", "memory_ms"), limits, strict=True))
-        details = {
+        details: dict[str, Any] = {
             "sol": sol,
             "sol_unavailable_reason": None if sol else "the system has no FLOPS for the compute dtype",
             "fallbacks": [],

@@ -1,0 +1,52 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpmsdk._ext.native import NativeEngine
+from fpmsdk._ext.passroofline import PassRoofline
+
+RESOLUTIONS: tuple[str, ...]
+STATUSES: tuple[str, ...]
+
+CurveFields = Sequence[NDArray[Any]]
+Coordinates = tuple[float, float | None, float]
+Told = tuple[float, str, list[tuple[Coordinates, float, float]]]
+Answer = tuple[str, float | None, str | None, list[tuple[Coordinates, float, float]]]
+DescribeMiss = Callable[[str, bool, Coordinates, str], Exception]
+
+class WholeForwardEngine(NativeEngine):
+    coverage: Any
+    def evidence_of(
+        self, num_prefill: int, prefill_tokens: int, prefill_kv: int, num_decode: int, decode_kv: int
+    ) -> tuple[Told | None, Told | None, Told | None]: ...
+    def prefill_query(self, batch: float, tokens: float, kv: float) -> Answer: ...
+    def decode_query(self, batch: float, kv: float) -> Answer: ...
+    def baseline_query(self, batch: float, kv: float) -> Answer: ...
+    def prefill_latency(self, batch: int, tokens: int, kv: int) -> float: ...
+    def decode_latency(self, batch: int, kv: int) -> float: ...
+
+class DirectEngine(WholeForwardEngine):
+    def __init__(
+        self,
+        prefill_curves: CurveFields,
+        prefill_over_kv: CurveFields,
+        decode_curves: CurveFields,
+        rungs: NDArray[np.float64],
+        describe_miss: DescribeMiss,
+        coverage: Any = None,
+    ) -> None: ...
+
+class SolAssistedEngine(WholeForwardEngine):
+    def __init__(
+        self,
+        prefill_curves: CurveFields,
+        decode_curves: CurveFields,
+        rungs: NDArray[np.float64],
+        batch_limit: float | None,
+        prefill_sol: PassRoofline,
+        decode_sol: PassRoofline,
+        describe_miss: DescribeMiss,
+        coverage: Any = None,
+    ) -> None: ...
