@@ -10,8 +10,9 @@ cdef enum:
     BYTES_PER_TOKEN = 0
     BYTES_PER_S = 1
     PASSES = 2
-    SHARE_COUNT = 3          # (n - 1) of the members' share
-    SHARE_OF = 4             # n
+    SHARE_COUNT = 3          # n - 1 of
+    SHARE_OF = 4             # n members
+    DIVIDE_FIRST = 5         # the order of the division by n and the product with n - 1
     # SOL_GEMM
     GEMM_N = 0
     GEMM_K = 1
@@ -53,11 +54,6 @@ _KINDS = {
 cdef double rows_of(const SolOp* op, const SolPoint* point) noexcept nogil:
     cdef double tokens = point.batch if op.last_token_only else point.tokens
     return ceil(floor(tokens / op.scale_num_tokens) / op.seq_split)
-
-
-cdef double whole_rows_of(const SolOp* op, const SolPoint* point) noexcept nogil:
-    # Without rounding to whole tokens before the split.
-    return ceil(point.tokens / op.seq_split)
 
 
 cdef double gemm_ms(const SolOp* op, const SolPoint* point) noexcept nogil:
@@ -104,7 +100,7 @@ cdef double generation_attention_ms(const SolOp* op, const SolPoint* point) noex
     num_bytes = point.batch * (
         4.0 * f[HEADS] * f[HEAD_SIZE] + 2.0 * f[KV_HEADS] * kv_len * f[HEAD_SIZE] * f[KV_BYTES]
     )
-    return max(ops / f[ATTENTION_FLOPS], num_bytes / f[ATTENTION_BYTES_PER_S]) * 1000.0
+    return max(ops / f[ATTENTION_FLOPS], num_bytes / f[ATTENTION_BYTES_PER_S]) * 1000.0 + f[EXTRA_MS]
 
 
 cdef double moe_ms(const SolOp* op, const SolPoint* point) noexcept nogil:
@@ -123,6 +119,16 @@ cdef double moe_ms(const SolOp* op, const SolPoint* point) noexcept nogil:
     return max(ops / f[MOE_FLOPS], num_bytes / f[MOE_BYTES_PER_S]) * 1000.0
 
 
+cdef double collective_ms(const SolOp* op, const SolPoint* point) noexcept nogil:
+    cdef const double* f = op.factors
+    cdef double moved = f[PASSES] * (ceil(point.tokens / op.seq_split) * f[BYTES_PER_TOKEN])
+    if f[DIVIDE_FIRST] != 0.0:
+        moved = moved / f[SHARE_OF] * f[SHARE_COUNT]
+    else:
+        moved = moved * f[SHARE_COUNT] / f[SHARE_OF]
+    return moved / f[BYTES_PER_S] * 1000.0
+
+
 cdef double op_ms(const SolOp* op, const SolPoint* point) noexcept nogil:
     cdef double ms, other
     if op.kind == SOL_MEMORY:
@@ -136,14 +142,11 @@ cdef double op_ms(const SolOp* op, const SolPoint* point) noexcept nogil:
     elif op.kind == SOL_MOE:
         ms = moe_ms(op, point)
     elif op.kind == SOL_COLLECTIVE:
-        ms = (
-            op.factors[PASSES] * (whole_rows_of(op, point) * op.factors[BYTES_PER_TOKEN]) / op.factors[SHARE_OF]
-            * op.factors[SHARE_COUNT] / op.factors[BYTES_PER_S] * 1000.0
-        )
+        ms = collective_ms(op, point)
     elif op.kind == SOL_OVERLAP:
         ms = sum_ms(op.groups[0], op.group_sizes[0], point)
         other = sum_ms(op.groups[1], op.group_sizes[1], point)
-        return NAN if isnan(ms) or isnan(other) else max(ms, other)
+        ms = NAN if isnan(ms) or isnan(other) else max(ms, other)
     else:
         return NAN
     return ms * op.scale_factor

@@ -173,8 +173,8 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     table = open_forward_table(path, system, backend, version)
     cell = table.select(config["model"], _identity(config, profile, graph))
     _require_phases(cell, config["worker_type"], path, direct=graph is None)
-    engine = _engine(cell, graph, hardware, collects=options["collect_coverage"])
-    if options["fpm_parquet_path"] is not None:
+    engine = _engine(cell, graph, hardware, collects=options.get("collect_coverage", False))
+    if "fpm_parquet_path" in options:
         options["fpm_parquet_path"] = path
     pinned = config | {
         "backend_version": version,
@@ -191,7 +191,7 @@ def _explicit_policy(policy: list[str] | None) -> list[str]:
 
 
 def _table_path(options: Mapping[str, Any], root: SystemsRoot, system: str, backend: str, version: str) -> str:
-    external: str | None = options["fpm_parquet_path"]
+    external: str | None = options.get("fpm_parquet_path")
     if external is not None:
         return os.path.abspath(external)
     return os.path.join(root.tree(system).data_dir, backend, version, TABLE_FILE)
@@ -220,14 +220,14 @@ def _identity(config: dict[str, Any], profile: FpmModelProfile | None, graph: En
             graph.precision.comm,
             graph.precision.kv_cache,
             *(str(config[name]) for name in ("tp", "pp", "attention_dp")),
-            *(str(config[name] or 1) for name in ("moe_tp_size", "moe_ep_size", "cp_size")),
+            *(str(config.get(name) or 1) for name in ("moe_tp_size", "moe_ep_size", "cp_size")),
             "auto",
             "auto" if attention in (None, "", "flashinfer") else attention,
             "False",
             "False",
         )
         identity = dict(zip(IDENTITY_COLUMNS, values, strict=True))
-        for mode in config["estimator_config"]["fpm_interpolation"]["unrecorded_quant_modes"]:
+        for mode in config["estimator_config"]["fpm_interpolation"].get("unrecorded_quant_modes", ()):
             identity[UNRECORDED[mode]] = ""
     if config["fpm_fmha_quant_mode"] is not None:
         identity["fmha_quant_mode"] = config["fpm_fmha_quant_mode"]

@@ -69,9 +69,7 @@ class RooflineRecords:
 
     def _contextattention(self, op: ops.ContextAttention) -> Record:
         query, cached = op.n * op.head_size, op.n_kv * op.head_size
-        extras = 0.0
-        if op.use_qk_norm:
-            extras += 2.0 * (self._memory_ms(2.0 * (2.0 * query)) + self._memory_ms(2.0 * (2.0 * cached)))
+        extras = self._qk_norm_ms(op)
         if op.apply_rope:
             extras += 2.0 * self._memory_ms(2.0 * query + 2.0 * cached)
         extras += 2.0 * self._memory_ms(cached * _FMHA_BYTES[op.fmha_quant_mode])
@@ -90,6 +88,12 @@ class RooflineRecords:
             ),
         }
 
+    def _qk_norm_ms(self, op: ops.ContextAttention | ops.GenerationAttention) -> float:
+        if not op.use_qk_norm:
+            return 0.0
+        query, cached = 2.0 * (op.n * op.head_size), 2.0 * (op.n_kv * op.head_size)
+        return 2.0 * (2.0 * self._memory_ms(query) + 2.0 * self._memory_ms(cached))
+
     def _generationattention(self, op: ops.GenerationAttention) -> Record:
         flops = self._flops("bfloat16") * (2.0 if op.kv_cache_dtype == "fp8" else 1.0)
         return {
@@ -102,6 +106,7 @@ class RooflineRecords:
                 CACHE_BYTES[op.kv_cache_dtype],
                 flops,
                 self._bandwidth,
+                _EXTRA_KERNELS * self._qk_norm_ms(op),
             ),
         }
 
@@ -123,11 +128,10 @@ class RooflineRecords:
         }
 
     def _customallreduce(self, op: ops.CustomAllReduce) -> Record:
-        return self._collective(op.tp_size, 2.0, op.hidden_size * 2.0, op.seq_split)
+        return self._all_reduce(op.tp_size, op.hidden_size, op.seq_split)
 
     def _nccl(self, op: ops.Nccl) -> Record:
-        passes = 2.0 if op.operation == "all_reduce" else 1.0
-        return self._collective(op.num_gpus, passes, COMM_BYTES[op.dtype] * op.hidden_size, op.seq_split)
+        return self._library(op.operation, op.num_gpus, COMM_BYTES[op.dtype] * op.hidden_size, op.seq_split)
 
     def _p2p(self, op: ops.P2P) -> Record:
         bandwidth = self._system.inter_node_bw_bytes_per_s
@@ -138,16 +142,30 @@ class RooflineRecords:
             "factors": (op.hidden_size * 2.0, bandwidth, passes, 1.0, 1.0),
         }
 
-    def _collective(self, members: int, passes: float, bytes_per_token: float, seq_split: int) -> Record:
+    def _all_reduce(self, members: int, hidden_size: float, seq_split: int = 1) -> Record:
         bandwidth = self._system.p2p_bandwidth(members)
+        factors = (hidden_size * 2.0, bandwidth, 2.0, members - 1, members, 1.0)
+        return {"kind": "collective", "seq_split": seq_split, "factors": factors}
+
+    def _library(self, operation: str, members: int, bytes_per_token: float, seq_split: int = 1) -> Record:
+        bandwidth = self._system.p2p_bandwidth(members)
+        passes = 2.0 if operation == "all_reduce" else 1.0
         factors = (bytes_per_token, bandwidth, passes, members - 1, members)
         return {"kind": "collective", "seq_split": seq_split, "factors": factors}
+
+    def _moedispatch(self, op: ops.MoeDispatch) -> Record:
+        # One direction of the exchange around the experts, as vLLM does it.
+        members, dp = op.moe_tp_size * op.moe_ep_size, op.attention_dp_size
+        parts: list[Record] = []
+        if members // dp > 1 and not (op.pre_dispatch and op.attn_ar_modeled):
+            parts.append(self._all_reduce(members, op.hidden_size))
+        if dp > 1:
+            operation = "all_gather" if op.pre_dispatch else "reduce_scatter"
+            parts.append(self._library(operation, members, COMM_BYTES[op.comm_quant] * (op.hidden_size * dp)))
+        return {"kind": "overlap", "groups": ([{"name": op.name, **part} for part in parts], [])}
 
     def _overlap(self, op: ops.Overlap) -> Record:
         return {"kind": "overlap", "groups": (self.of(op.group_a), self.of(op.group_b))}
 
     def _fallback(self, op: ops.Fallback) -> Record:
-        primary = self._record(op.primary)
-        if primary["kind"] != "none":
-            return primary
-        return {"kind": "overlap", "groups": (self.of(op.fallback), [])}
+        return self._record(op.primary)
