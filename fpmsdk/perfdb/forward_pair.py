@@ -197,7 +197,7 @@ def _column(path: str, name: str, column: Any) -> Any:
             raise _fault(path, f"{name} has {column.null_count} empty values")
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
     if name in FLAG_COLUMNS:
-        _require_type(path, name, found, pa.types.is_boolean(found) and not column.null_count, "boolean")
+        _require_type(path, name, found, pa.types.is_boolean(found) and not column.null_count, "boolean values")
     elif name in PARALLEL_COLUMNS or name in ("dcp", "measurement_repeats"):
         _require_type(path, name, found, pa.types.is_integer(found), "integers")
     else:
@@ -208,7 +208,7 @@ def _column(path: str, name: str, column: Any) -> Any:
 
 def _require_type(path: str, name: str, found: Any, holds: bool, accepted: str) -> None:
     if not holds:
-        raise _fault(path, f"column {name} must be a {accepted} column, found {found}")
+        raise _fault(path, f"column {name} must hold {accepted}, found {found}")
 
 
 def _codes(column: Any) -> Codes:

@@ -115,9 +115,14 @@ class ForwardPassPerfModel:
     @staticmethod
     def estimate_cache_budget(
         config: "ForwardPassPerfModelConfig | Mapping[str, Any]", budget: Mapping[str, Any]
-    ) -> NoReturn:
-        """KV-cache budget of a measured deployment profile."""
-        raise MissingCapabilityError("this release cannot read deployment profiles (estimate_cache_budget)")
+    ) -> dict[str, Any]:
+        """KV-cache budget of the deployment that a configuration selects from its profile.
+
+        Source: fpm-interpolation.md section 7.
+        """
+        from fpmsdk.launch.cache_budget import estimate_cache_budget
+
+        return estimate_cache_budget(_normalized(config), budget)
 
     @classmethod
     def from_learned(cls, source: Any, options: Mapping[str, Any] | None = None) -> NoReturn:

@@ -44,7 +44,9 @@ def all_rows():
 def direct_model(place, model, rows):
     path = write_pair(place / model / "pair", rows)
     interpolation = {"collect_coverage": True}
-    return ForwardPassPerfModel.best_available(direct_config(model, place / "systems", path, interpolation=interpolation))
+    return ForwardPassPerfModel.best_available(
+        direct_config(model, place / "systems", path, interpolation=interpolation)
+    )
 
 
 def told(detailed):
