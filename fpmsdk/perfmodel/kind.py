@@ -49,6 +49,10 @@ class Kind:
         """The estimate with its parts."""
         raise NotImplementedError
 
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with the measurements behind it and the error to expect."""
+        raise self._lacks("explain", "a native estimator")
+
     def store_diagnostics(self) -> list[dict[str, Any]]:
         """Regression stores; empty for other kinds."""
         return []

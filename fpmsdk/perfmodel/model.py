@@ -172,6 +172,28 @@ class ForwardPassPerfModel:
         """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
         return self._kind.detailed(metrics, _decode_frame)
 
+    def explain(self, metrics: Metrics) -> dict[str, Any]:
+        """The estimate with the measurements behind it and the error to expect.
+
+        Parameters
+        ----------
+        metrics: as `estimate_forward_pass_time_ms`.
+
+        Returns
+        -------
+        `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `in_domain`, `expected_error` and per rank
+        its `lookups`: each with `phase`, `coordinates`, `resolution`, `in_domain` (nothing was carried beyond the
+        measurements), `distance` to the nearest anchor in doublings, `expected_error` (relative, from the table's own
+        leave-one-out report, None when the table cannot say) and `anchors` (`coordinates`, `latency_ms`, `weight`,
+        `distance`).
+
+        Raises
+        ------
+        UnsupportedQueryError: not a native model.
+        PerfDataNotAvailableError: the iteration is not covered; the message says which points to measure.
+        """
+        return self._kind.explain(metrics, _decode_frame)
+
     # --- tune ---
 
     def tune_with_fpms(self, iterations: Any) -> None:

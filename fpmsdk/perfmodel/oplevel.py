@@ -5,7 +5,7 @@ Source: op-level.md section 5; fpm-model.md sections 2.1 and 4.
 """
 
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 from fpmsdk._ext.native import OpLevelEngine
 from fpmsdk._ext.operators import MISSING_FLOPS, NOT_FINITE, UNEVEN_BATCH, Operator
@@ -18,6 +18,7 @@ from fpmsdk.errors import (
 )
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.perfdb import PerfDatabase, open_database, open_root
+from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.native import NativeKind
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
 from fpmsdk.perfmodel.oplevel_tables import tables_of
@@ -35,6 +36,10 @@ class OpLevelKind(NativeKind):
         self.spec = spec
         self._engine = engine
         self._draft_width = config["nextn"] + 1
+
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> NoReturn:
+        """Refused: operators do not report the measurements that they used."""
+        raise MissingCapabilityError("this release explains whole-forward estimates only, not op_level ones (explain)")
 
     def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
         """Latency of a whole prefill, or of all decode steps after the first token."""

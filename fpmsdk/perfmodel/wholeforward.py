@@ -6,10 +6,11 @@ Source: fpm-interpolation.md sections 3, 4 and 8; fpm-model.md section 4.
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from fpmsdk._ext.passroofline import PassRoofline
-from fpmsdk._ext.wholeforward import DirectEngine, SolAssistedEngine, WholeForwardEngine
+from fpmsdk._ext.wholeforward import RESOLUTIONS, DirectEngine, SolAssistedEngine, WholeForwardEngine
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
 from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError
@@ -26,12 +27,15 @@ from fpmsdk.perfdb.forward_curves import (
 )
 from fpmsdk.perfdb.forward_schema import IDENTITY_COLUMNS, TABLE_FILE, UNRECORDED
 from fpmsdk.perfmodel.coverage import CoverageLog
+from fpmsdk.perfmodel.kind import DecodeFrame
+from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_distance
 from fpmsdk.perfmodel.native import NativeKind
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
 
 # Tokens between two priced steps of a static decode.
 _STRIDE = 32
 _U32_MAX = 2**32 - 1
+TRANSFERRED = RESOLUTIONS[-1]
 _PHASES_OF = {"prefill": ("prefill",), "decode": ("decode",), "aggregated": ("prefill", "decode")}
 Coordinates = tuple[float, float | None, float]
 
@@ -55,6 +59,60 @@ class WholeForwardKind(NativeKind):
         return [
             _rank_record(rank, totals, parts, self.cell.model_path) for rank, (totals, parts) in enumerate(evidence)
         ]
+
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with its anchors and the error that the table's own points suggest."""
+        native_ms, factor, slowest, evidence = self.serving.estimate_parts(metrics, decode_frame)
+        ranks = [self._explained(rank, totals, parts) for rank, (totals, parts) in enumerate(evidence)]
+        return {
+            "latency_ms": native_ms * factor,
+            "native_latency_ms": native_ms,
+            "correction_factor": factor,
+            "max_rank": slowest,
+            "in_domain": all(rank["in_domain"] for rank in ranks),
+            "expected_error": None if slowest is None else ranks[slowest]["expected_error"],
+            "ranks": ranks,
+        }
+
+    def _explained(self, rank: int, totals: tuple[int, ...], parts: tuple[Any, Any, Any]) -> dict[str, Any]:
+        record = _rank_record(rank, totals, parts, self.cell.model_path)
+        lookups = []
+        error_ms: float | None = 0.0
+        for query in record["queries"]:
+            at = _coordinates(query["query"])
+            anchors = [
+                point | {"distance": log_distance(_coordinates(point["coordinates"]), at)} for point in query["support"]
+            ]
+            error = self.report.expected_error(query["phase"], at)
+            # A floor is shared by both terms of a marginal cost; its error cancels.
+            if not query["decode_baseline"] and error_ms is not None:
+                error_ms = None if error is None else error_ms + error * query["latency_ms"]
+            lookups.append(
+                {
+                    "phase": query["phase"],
+                    "decode_baseline": query["decode_baseline"],
+                    "coordinates": query["query"],
+                    "latency_ms": query["latency_ms"],
+                    "resolution": query["resolution"],
+                    "in_domain": query["resolution"] != TRANSFERRED,
+                    "distance": min((anchor["distance"] for anchor in anchors), default=None),
+                    "expected_error": error,
+                    "anchors": anchors,
+                }
+            )
+        latency = record["latency_ms"]
+        return {
+            "rank": rank,
+            "latency_ms": latency,
+            "in_domain": all(lookup["in_domain"] for lookup in lookups),
+            "expected_error": error_ms / latency if error_ms is not None and latency > 0.0 else None,
+            "lookups": lookups,
+        }
+
+    @cached_property
+    def report(self) -> LeaveOneOut:
+        """The leave-one-out report of the cell, made when it is first needed."""
+        return leave_one_out(self.cell)
 
     def query_coverage(self) -> dict[str, Any] | None:
         """Counts and gaps of the lookups up to now; None unless they are collected."""
@@ -134,6 +192,10 @@ def _rank_record(rank: int, totals: tuple[int, ...], parts: tuple[Any, Any, Any]
             if part is not None
         ],
     }
+
+
+def _coordinates(named: Mapping[str, Any]) -> Coordinates:
+    return named["batch_size"], named["total_prefill_tokens"], named["total_kv_read_tokens"]
 
 
 def _named(coordinates: Coordinates) -> dict[str, float | None]:
