@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test lint bench compare-regression clean
+.PHONY: demo test lint bench compare-regression compare-interpolation clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ $(PEERS)/regression/.ready: Makefile
 	$(PEERS)/regression/bin/pip install --quiet --pre --no-deps --only-binary :all: $(PEER_WHEELS)
 	$(PEERS)/regression/bin/pip install --quiet msgspec numpy packaging pandas pyarrow pydantic pyyaml
 	touch $@
+
+compare-interpolation: $(PEERS)/regression/.ready
+	$(PEERS)/regression/bin/pip install --quiet .
+	$(PEERS)/regression/bin/python -m benchmarks.compare.interpolation
 
 compare-regression: $(PEERS)/regression/.ready
 	$(PEERS)/regression/bin/pip install --quiet .

@@ -173,17 +173,19 @@ cdef class WholeForwardEngine(NativeEngine):
 
     Parameters
     ----------
-    prefill_curves, decode_curves: fields of `Curves`.
+    prefill_curves, decode_curves: curves, which engines may share.
     rungs: batches after which the engine's graph changes.
     describe_miss: called with (phase, is_baseline, status, (batch, tokens or None, kv)), makes the exception of a
         lookup that has no answer.
     coverage: `record(phase, is_baseline, coordinates, resolution or None, status)` is called for every lookup; or None.
     """
 
-    def __init__(self, prefill_curves, decode_curves, rungs, describe_miss, coverage=None):
+    def __init__(
+        self, CurveSet prefill_curves not None, CurveSet decode_curves not None, rungs, describe_miss, coverage=None
+    ):
         cdef int64_t i
-        self.prefill_curves = CurveSet(*prefill_curves)
-        self.decode_curves = CurveSet(*decode_curves)
+        self.prefill_curves = prefill_curves
+        self.decode_curves = decode_curves
         self.describe_miss = describe_miss
         self.coverage = coverage
         self.counts_queries = coverage is not None
@@ -424,9 +426,11 @@ cdef class DirectEngine(WholeForwardEngine):
     points are given.
     """
 
-    def __init__(self, prefill_curves, prefill_over_kv, decode_curves, rungs, describe_miss, coverage=None):
+    def __init__(
+        self, prefill_curves, CurveSet prefill_over_kv not None, decode_curves, rungs, describe_miss, coverage=None
+    ):
         super().__init__(prefill_curves, decode_curves, rungs, describe_miss, coverage)
-        self.prefill_over_kv = CurveSet(*prefill_over_kv)
+        self.prefill_over_kv = prefill_over_kv
 
     cdef const CurveArrays* curves_of(self, bint is_decode, const Lookup* found) noexcept nogil:
         if is_decode:

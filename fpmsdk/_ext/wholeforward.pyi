@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,22 @@ from fpmsdk._ext.passroofline import PassRoofline
 RESOLUTIONS: tuple[str, ...]
 STATUSES: tuple[str, ...]
 
-CurveFields = Sequence[NDArray[Any]]
 Coordinates = tuple[float, float | None, float]
 Told = tuple[float, str, list[tuple[Coordinates, float, float]]]
 Answer = tuple[str, float | None, str | None, list[tuple[Coordinates, float, float]]]
 DescribeMiss = Callable[[str, bool, Coordinates, str], Exception]
+
+class CurveSet:
+    def __init__(
+        self,
+        batch: NDArray[np.float64],
+        second: NDArray[np.float64],
+        first: NDArray[np.int64],
+        x: NDArray[np.float64],
+        latency_ms: NDArray[np.float64],
+        batches: NDArray[np.float64],
+        batch_first: NDArray[np.int64],
+    ) -> None: ...
 
 class WholeForwardEngine(NativeEngine):
     coverage: Any
@@ -30,9 +41,9 @@ class WholeForwardEngine(NativeEngine):
 class DirectEngine(WholeForwardEngine):
     def __init__(
         self,
-        prefill_curves: CurveFields,
-        prefill_over_kv: CurveFields,
-        decode_curves: CurveFields,
+        prefill_curves: CurveSet,
+        prefill_over_kv: CurveSet,
+        decode_curves: CurveSet,
         rungs: NDArray[np.float64],
         describe_miss: DescribeMiss,
         coverage: Any = None,
@@ -41,8 +52,8 @@ class DirectEngine(WholeForwardEngine):
 class SolAssistedEngine(WholeForwardEngine):
     def __init__(
         self,
-        prefill_curves: CurveFields,
-        decode_curves: CurveFields,
+        prefill_curves: CurveSet,
+        decode_curves: CurveSet,
         rungs: NDArray[np.float64],
         batch_limit: float | None,
         prefill_sol: PassRoofline,

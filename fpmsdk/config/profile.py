@@ -309,6 +309,11 @@ def _check_topology(deployment: DeploymentProfile, num_experts: int, place: int)
         raise ValueError(f"deployments[{place}]: num_experts {num_experts} must be a multiple of moe_ep {moe_ep}")
 
 
+# A sweep builds many models from one profile; profiles cannot be changed, so that they can be shared.
+_KEPT_PROFILES = 64
+_validated_texts: dict[str, FpmModelProfile] = {}
+
+
 def load_fpm_profile(source: Mapping[str, Any] | str | os.PathLike[str]) -> FpmModelProfile:
     """Return the profile held by a document.
 
@@ -316,6 +321,18 @@ def load_fpm_profile(source: Mapping[str, Any] | str | os.PathLike[str]) -> FpmM
     Raises: `ConfigError` for the first fault, with its dotted path below `fpm_profile`.
     """
     document: Any = source if isinstance(source, Mapping) else _read(os.fspath(source))
+    try:
+        text = json.dumps(document)
+    except (TypeError, ValueError):
+        return _validated(document)  # says what is no JSON
+    if text not in _validated_texts:
+        if len(_validated_texts) >= _KEPT_PROFILES:
+            _validated_texts.clear()
+        _validated_texts[text] = _validated(document)
+    return _validated_texts[text]
+
+
+def _validated(document: Any) -> FpmModelProfile:
     try:
         return FpmModelProfile.model_validate(document)
     except ValidationError as error:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,10 +69,14 @@ class ForwardCell(NamedTuple):
 
 
 class ForwardTable:
-    """The cells of one pair, ordered by model and identity."""
+    """The cells of one pair, ordered by model and identity.
+
+    `compiled` is for what others derive from the cells once and share; it lives as long as the table.
+    """
 
     def __init__(self, path: str, cells: tuple[ForwardCell, ...], fingerprint: str) -> None:
         self.path, self.cells, self.fingerprint = path, cells, fingerprint
+        self.compiled: dict[Any, Any] = {}
         self._by_key = {(cell.model_path, *_normal(cell.identity)): cell for cell in cells}
 
     def select(self, model_path: str, identity: Mapping[str, str]) -> ForwardCell:

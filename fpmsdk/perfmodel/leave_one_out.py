@@ -11,7 +11,7 @@ import numpy as np
 
 from fpmsdk._ext.wholeforward import DirectEngine
 from fpmsdk.perfdb.forward_cells import ForwardCell, Points
-from fpmsdk.perfdb.forward_curves import capture_batches, decode_curves, prefill_curves, prefill_curves_over_kv
+from fpmsdk.perfmodel.wholeforward_tables import strict_curves
 
 # Points whose errors stand for that of a query near them.
 _NEIGHBOURS = 12
@@ -128,10 +128,7 @@ def _taken(points: Points, keep: Any) -> Points:
 
 def strict_engine(prefill: Points, decode: Points) -> DirectEngine:
     """Strict lookups over points, for queries that report their status."""
-    curves = decode_curves(decode)
-    return DirectEngine(
-        prefill_curves(prefill), prefill_curves_over_kv(prefill), curves, capture_batches(curves), _unexplained
-    )
+    return DirectEngine(*strict_curves(prefill, decode), _unexplained)
 
 
 def _unexplained(*lookup: Any) -> Exception:

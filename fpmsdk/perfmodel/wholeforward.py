@@ -17,20 +17,13 @@ from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.perfdb import SystemSpec, SystemsRoot, open_root
 from fpmsdk.perfdb.forward_cells import ForwardCell, ForwardTable, open_forward_table
-from fpmsdk.perfdb.forward_curves import (
-    Curves,
-    capture_batches,
-    decode_curves,
-    flat_batch_limit,
-    prefill_curves,
-    prefill_curves_over_kv,
-)
 from fpmsdk.perfdb.forward_schema import IDENTITY_COLUMNS, TABLE_FILE, UNRECORDED
 from fpmsdk.perfmodel.coverage import CoverageLog
 from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_distance
 from fpmsdk.perfmodel.native import NativeKind
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
+from fpmsdk.perfmodel.wholeforward_tables import AssistedCurves, assisted_curves_of, strict_curves_of
 
 # Tokens between two priced steps of a static decode.
 _STRIDE = 32
@@ -235,7 +228,7 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     table = open_forward_table(path, system, backend, version)
     cell = table.select(config["model"], _identity(config, profile, graph))
     _require_phases(cell, config["worker_type"], path, direct=graph is None)
-    engine = _engine(cell, graph, hardware, collects=options.get("collect_coverage", False))
+    engine = _engine(table, cell, graph, hardware, collects=options.get("collect_coverage", False))
     if "fpm_parquet_path" in options:
         options["fpm_parquet_path"] = path
     pinned = config | {
@@ -309,31 +302,24 @@ def _require_phases(cell: ForwardCell, worker_type: str, path: str, *, direct: b
             )
 
 
-def _engine(cell: ForwardCell, graph: EngineSpec | None, hardware: SystemSpec, *, collects: bool) -> WholeForwardEngine:
-    if graph is not None:
-        prefill, decode = prefill_curves(cell.prefill), decode_curves(cell.decode)
-        rooflines = RooflineRecords(hardware)
-        context, generation = (PassRoofline(rooflines.of(ops)) for ops in (graph.context_ops, graph.generation_ops))
-        return SolAssistedEngine(
-            prefill,
-            decode,
-            capture_batches(decode),
-            flat_batch_limit(prefill),
-            context,
-            generation,
-            SolMisses(cell, prefill, decode, {"prefill": context.names, "decode": generation.names}).describe,
-        )
-    measured = cell.prefill.only_genuine()
-    curves = decode_curves(cell.decode.only_genuine())
-    misses = DirectMisses(cell)
-    log = CoverageLog(cell.model_path, cell.identity, cell.cell_ids, misses.describe) if collects else None
-    return DirectEngine(
-        prefill_curves(measured),
-        prefill_curves_over_kv(measured),
-        curves,
-        capture_batches(curves),
-        misses.describe,
-        log,
+def _engine(
+    table: ForwardTable, cell: ForwardCell, graph: EngineSpec | None, hardware: SystemSpec, *, collects: bool
+) -> WholeForwardEngine:
+    if graph is None:
+        describe = DirectMisses(cell).describe
+        log = CoverageLog(cell.model_path, cell.identity, cell.cell_ids, describe) if collects else None
+        return DirectEngine(*strict_curves_of(table, cell), describe, log)
+    curves = assisted_curves_of(table, cell)
+    rooflines = RooflineRecords(hardware)
+    context, generation = (PassRoofline(rooflines.of(ops)) for ops in (graph.context_ops, graph.generation_ops))
+    return SolAssistedEngine(
+        curves.prefill,
+        curves.decode,
+        curves.rungs,
+        curves.batch_limit,
+        context,
+        generation,
+        SolMisses(cell, curves, {"prefill": context.names, "decode": generation.names}).describe,
     )
 
 
@@ -372,14 +358,15 @@ class SolMisses:
     """Explains a lookup that neither curves nor the roofline answer."""
 
     def __init__(
-        self, cell: ForwardCell, prefill: Curves, decode: Curves, without_formula: Mapping[str, tuple[str, ...]]
+        self, cell: ForwardCell, curves: AssistedCurves, without_formula: Mapping[str, tuple[str, ...]]
     ) -> None:
+        prefill, decode = curves.prefill_curves, curves.decode_curves
         self._model = cell.model_path
         self._domains = {
             "prefill": (_extent(prefill.batch), _extent(prefill.x), _extent(prefill.second)),
             "decode": (_extent(decode.batch), None, _extent(decode.x)),
         }
-        self._decode = decode
+        self._decode, self._rungs = decode, curves.rungs
         self._without_formula = without_formula
 
     def describe(self, phase: str, is_baseline: bool, coordinates: Coordinates, status: str) -> FpmUncoveredError:
@@ -414,7 +401,7 @@ class SolMisses:
             float(b): (self._decode.x[self._decode.first[i]], self._decode.x[self._decode.first[i + 1] - 1])
             for i, b in enumerate(self._decode.batch)
         }
-        rungs = [float(b) for b in capture_batches(self._decode)]
+        rungs = [float(b) for b in self._rungs]
         low = max(rung for rung in rungs if rung < batch) + 1
         high = min((rung for rung in rungs if rung >= batch), default=max(spans))
         rows = " and ".join(f"row {b:g} over [{spans[b][0]:g}, {spans[b][1]:g}]" for b in (low, high))

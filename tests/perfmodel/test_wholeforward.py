@@ -16,13 +16,7 @@ from fpmsdk.errors import (
     PerfDataNotAvailableError,
     UnsupportedQueryError,
 )
-from fpmsdk.perfdb.forward_curves import (
-    capture_batches,
-    decode_curves,
-    flat_batch_limit,
-    prefill_curves,
-    prefill_curves_over_kv,
-)
+from fpmsdk.perfmodel.wholeforward_tables import assisted_curves, strict_curves
 from tests.perfdb.pairs import VERSION, decode, prefill, write_pair
 from tests.perfdb.synthetic import Systems
 from tests.perfdb.test_forward_cells import points
@@ -38,14 +32,8 @@ def explain(*lookup):
 def direct(prefills=(), decodes=()):
     """A strict engine over {batch: {kv: {tokens: ms}}} rows in short form."""
     prefill_points = points(*prefills) if prefills else points((1, 1, 0, 1.0))
-    curves = decode_curves(points(*((b, 0, kv, ms) for b, kv, ms in decodes)) if decodes else points((1, 0, 1, 1.0)))
-    return DirectEngine(
-        prefill_curves(prefill_points),
-        prefill_curves_over_kv(prefill_points),
-        curves,
-        capture_batches(curves),
-        explain,
-    )
+    decode_points = points(*((b, 0, kv, ms) for b, kv, ms in decodes)) if decodes else points((1, 0, 1, 1.0))
+    return DirectEngine(*strict_curves(prefill_points, decode_points), explain)
 
 
 def rows_of(batches):
@@ -53,9 +41,9 @@ def rows_of(batches):
 
 
 def assisted(prefills, decodes, records=tuple(ELEMENTWISE)):
-    curves, rows = prefill_curves(points(*prefills)), decode_curves(points(*((b, 0, kv, ms) for b, kv, ms in decodes)))
+    curves = assisted_curves(points(*prefills), points(*((b, 0, kv, ms) for b, kv, ms in decodes)))
     roofline = PassRoofline(records)
-    return SolAssistedEngine(curves, rows, capture_batches(rows), flat_batch_limit(curves), roofline, roofline, explain)
+    return SolAssistedEngine(*curves[:4], roofline, roofline, explain)
 
 
 # --- direct ---

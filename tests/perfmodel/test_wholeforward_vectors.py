@@ -8,10 +8,10 @@ from fpmsdk._ext.wholeforward import SolAssistedEngine
 from fpmsdk.errors import PerfDataNotAvailableError
 from fpmsdk.opgraph import ops
 from fpmsdk.perfdb.forward_cells import build_table
-from fpmsdk.perfdb.forward_curves import capture_batches, decode_curves, flat_batch_limit, prefill_curves
 from fpmsdk.perfdb.forward_pair import read_pair
 from fpmsdk.perfdb.roots import SystemsRoot
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
+from fpmsdk.perfmodel.wholeforward_tables import assisted_curves
 from tests.perfdb.pairs import VERSION, row, write_pair
 from tests.perfdb.synthetic import Systems
 from tests.perfmodel.deployments import checkpoint, direct_config, rank
@@ -134,13 +134,9 @@ def sol_engine(place):
         path = write_pair(place / "pair", all_rows())
         cells = build_table(read_pair(str(path), "x100", "vllm", VERSION), heal=True).cells
         cell = next(cell for cell in cells if cell.model_path == model)
-        prefill, decode = prefill_curves(cell.prefill), decode_curves(cell.decode)
         lists = VECTORS["sol_lists"][sol_list]
         made[model, sol_list] = SolAssistedEngine(
-            prefill,
-            decode,
-            capture_batches(decode),
-            flat_batch_limit(prefill),
+            *assisted_curves(cell.prefill, cell.decode)[:4],
             roofline(place, lists["prefill"]),
             roofline(place, lists["decode"]),
             lambda *lookup: AssertionError(lookup),
