@@ -96,57 +96,105 @@ cdef int carry_over(
     return GRID_HIT
 
 
-cdef struct Neighbour:
-    double squared_distance
-    int64_t leaf
-    double utilisation
-    double power_w
+cdef double squared_gap(const double* logs, int64_t low, int64_t high, double here) noexcept nogil:
+    # Least squared distance from the query to the nodes [low, high) of a level.
+    if here < logs[low]:
+        return (logs[low] - here) * (logs[low] - here)
+    if here > logs[high - 1]:
+        return (here - logs[high - 1]) * (here - logs[high - 1])
+    return 0.0
 
 
-cdef struct Search:
-    # The nearest measurements so far, ascending in distance; one more than are averaged, for the support radius.
-    int count
-    Neighbour nearest[NUM_NEIGHBOURS + 1]
-
-
-cdef bint too_far(const Search* search, double squared_distance) noexcept nogil:
-    return search.count == NUM_NEIGHBOURS + 1 and squared_distance > search.nearest[NUM_NEIGHBOURS].squared_distance
-
-
-cdef void offer(Search* search, const Neighbour* candidate) noexcept nogil:
+cdef void offer(Search* search, double squared_distance, int64_t leaf) noexcept nogil:
+    # Keep the nearest, in order of distance; the earlier measurement on ties.
     cdef int i
     if search.count == NUM_NEIGHBOURS + 1:
-        if not before(candidate, &search.nearest[NUM_NEIGHBOURS]):
+        if not before(squared_distance, leaf, &search.nearest[NUM_NEIGHBOURS]):
             return
         search.count -= 1
     i = search.count
-    while i > 0 and before(candidate, &search.nearest[i - 1]):
+    while i > 0 and before(squared_distance, leaf, &search.nearest[i - 1]):
         search.nearest[i] = search.nearest[i - 1]
         i -= 1
-    search.nearest[i] = candidate[0]
+    search.nearest[i].squared_distance = squared_distance
+    search.nearest[i].leaf = leaf
     search.count += 1
+    if search.count == NUM_NEIGHBOURS + 1:
+        search.reach = min(search.reach, search.nearest[NUM_NEIGHBOURS].squared_distance)
 
 
-cdef bint before(const Neighbour* a, const Neighbour* b) noexcept nogil:
-    if a.squared_distance != b.squared_distance:
-        return a.squared_distance < b.squared_distance
-    return a.leaf < b.leaf
+cdef bint before(double squared_distance, int64_t leaf, const Neighbour* other) noexcept nogil:
+    if squared_distance != other.squared_distance:
+        return squared_distance < other.squared_distance
+    return leaf < other.leaf
+
+
+cdef void nodes_of(const Grid* grid, int64_t leaf, int64_t* nodes) noexcept nogil:
+    # The node of every level on the way down to a measurement.
+    cdef int axis
+    cdef int64_t low, high, middle
+    nodes[grid.num_axes - 1] = leaf
+    for axis in range(grid.num_axes - 2, -1, -1):
+        low, high = 0, grid.num_nodes[axis]
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if grid.first[axis][middle] <= nodes[axis + 1]:
+                low = middle
+            else:
+                high = middle
+        nodes[axis] = low
+
+
+cdef double sol_of(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+    cdef double coordinates[MAX_GRID_AXES]
+    cdef int64_t nodes[MAX_GRID_AXES]
+    cdef int axis
+    nodes_of(grid, leaf, nodes)
+    for axis in range(grid.num_axes):
+        coordinates[axis] = grid.keys[axis][nodes[axis]]
+    return sol(params, coordinates)
+
+
+cdef void search_row(
+    const Grid* grid, int64_t low, int64_t high, double squared_distance, double here, Search* search
+) noexcept nogil:
+    # The measurements of one row, outward from the query on either side until they are too far.
+    cdef const double* logs = grid.log2_keys[grid.num_axes - 1]
+    cdef int64_t right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
+    cdef int64_t node = right - 1
+    cdef double distance
+    while node >= low:
+        distance = squared_distance + (here - logs[node]) * (here - logs[node])
+        if distance > search.reach:
+            break
+        offer(search, distance, node)
+        node -= 1
+    while right < high:
+        distance = squared_distance + (logs[right] - here) * (logs[right] - here)
+        if distance > search.reach:
+            break
+        offer(search, distance, right)
+        right += 1
 
 
 cdef void search_level(
     const Grid* grid, int axis, int64_t low, int64_t high, double squared_distance, const double* log2_query,
-    double* coordinates, sol_function sol, const void* params, Search* search,
+    Search* search,
 ) noexcept nogil:
-    # Visit the nodes of a level outward from the query and stop on either side once they are too far: the same
-    # neighbours as a scan of all measurements, after a few dozen of them.
+    # Visit the nodes of a level outward from the query and stop once they are too far: the same neighbours as a scan
+    # of all measurements, after a few dozen of them.
     cdef const double* logs = grid.log2_keys[axis]
-    cdef int64_t right = lower_bound(logs, low, high, log2_query[axis])
-    cdef int64_t left = right - 1, node
+    cdef double here = log2_query[axis]
+    cdef int64_t right, left, node, first, end
     cdef double to_left, to_right, distance
-    cdef Neighbour candidate
+    if axis == grid.num_axes - 1:
+        search_row(grid, low, high, squared_distance, here, search)
+        return
+    right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
+    left = right - 1
     while left >= low or right < high:
-        to_left = log2_query[axis] - logs[left] if left >= low else INFINITY
-        to_right = logs[right] - log2_query[axis] if right < high else INFINITY
+        to_left = here - logs[left] if left >= low else INFINITY
+        to_right = logs[right] - here if right < high else INFINITY
         if to_left <= to_right:
             node, distance = left, to_left
             left -= 1
@@ -154,22 +202,33 @@ cdef void search_level(
             node, distance = right, to_right
             right += 1
         distance = squared_distance + distance * distance
-        if too_far(search, distance):
+        if distance > search.reach:
             return
-        coordinates[axis] = grid.keys[axis][node]
-        if axis < grid.num_axes - 1:
-            search_level(
-                grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], distance, log2_query,
-                coordinates, sol, params, search,
-            )
-            continue
-        candidate.utilisation = sol(params, coordinates)
-        if grid.latency_ms[node] > 0.0 and candidate.utilisation > 0.0:
-            candidate.squared_distance = distance
-            candidate.leaf = node
-            candidate.utilisation /= grid.latency_ms[node]
-            candidate.power_w = grid.power_w[node] if grid.power_w != NULL else 0.0
-            offer(search, &candidate)
+        first, end = grid.first[axis][node], grid.first[axis][node + 1]
+        if distance + squared_gap(grid.log2_keys[axis + 1], first, end, log2_query[axis + 1]) <= search.reach:
+            search_level(grid, axis + 1, first, end, distance, log2_query, search)
+
+
+cdef void find_nearest(const Grid* grid, const double* query, Search* search) noexcept nogil:
+    cdef double log2_query[MAX_GRID_AXES]
+    cdef int64_t nodes[MAX_GRID_AXES]
+    cdef double distance, gap
+    cdef int i, axis
+    for i in range(grid.num_axes):
+        log2_query[i] = log2(max(query[i], 1e-12))
+    # The neighbours of the query before bound how far those of this one can be.
+    search.reach = INFINITY
+    if search.count == NUM_NEIGHBOURS + 1:
+        search.reach = 0.0
+        for i in range(search.count):
+            nodes_of(grid, search.nearest[i].leaf, nodes)
+            distance = 0.0
+            for axis in range(grid.num_axes):
+                gap = log2_query[axis] - grid.log2_keys[axis][nodes[axis]]
+                distance += gap * gap
+            search.reach = max(search.reach, distance)
+    search.count = 0
+    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, search)
 
 
 cdef extern from "math.h" nogil:
@@ -177,21 +236,16 @@ cdef extern from "math.h" nogil:
 
 
 cdef int hold(
-    const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
 ) noexcept nogil:
     # Beyond the measured range: the utilisation of the nearest measurements in joint log2 space.
-    cdef double log2_query[MAX_GRID_AXES]
-    cdef double coordinates[MAX_GRID_AXES]
     cdef double weights[NUM_NEIGHBOURS]
-    cdef double here = sol(params, query), radius, distance, total = 0.0, utilisation = 0.0, power = 0.0
-    cdef Search search
+    cdef double here = sol(params, query), radius, distance, there, total = 0.0, utilisation = 0.0, power = 0.0
+    cdef int64_t leaf
     cdef int i, used
     if not usable(here):
         return GRID_MISS
-    for i in range(grid.num_axes):
-        log2_query[i] = log2(max(query[i], 1e-12))
-    search.count = 0
-    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, coordinates, sol, params, &search)
+    find_nearest(grid, query, search)
     if search.count == 0:
         return GRID_MISS
     used = min(search.count, NUM_NEIGHBOURS)
@@ -209,8 +263,13 @@ cdef int hold(
             weights[i] = 1.0
         total = <double>used
     for i in range(used):
-        utilisation += weights[i] * search.nearest[i].utilisation
-        power += weights[i] * search.nearest[i].power_w
+        leaf = search.nearest[i].leaf
+        there = sol_of(grid, leaf, sol, params)
+        if not there > 0.0:
+            return GRID_MISS
+        utilisation += weights[i] * (there / grid.latency_ms[leaf])
+        if grid.power_w != NULL:
+            power += weights[i] * grid.power_w[leaf]
     answer.latency_ms = here / (utilisation / total)
     answer.power_w = power / total
     return GRID_HIT
@@ -232,6 +291,71 @@ cdef int hold_on_curve(
 cdef int grid_query(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
 ) noexcept nogil:
+    cdef Search search
+    search.count = 0
+    return grid_query_near(grid, query, sol, params, &search, answer)
+
+
+cdef int grid_query_series(
+    const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
+    Measurement* answers,
+) noexcept nogil:
+    # Queries on a grid of three axes that differ on the last one alone: the way down to it is found once.
+    cdef double at[MAX_GRID_AXES]
+    cdef Search search
+    cdef Measurement lower, upper
+    cdef int64_t plane, right = 0
+    cdef double weight = 0.0
+    cdef bint exact = False, inside = False
+    cdef int i
+    at[0], at[1] = query[0], query[1]
+    search.count = 0
+    plane = lower_bound(grid.keys[0], 0, grid.num_nodes[0], at[0])
+    if grid.sqrt_axis < 0 and plane < grid.num_nodes[0] and grid.keys[0][plane] == at[0]:
+        right = lower_bound(grid.keys[1], grid.first[0][plane], grid.first[0][plane + 1], at[1])
+        exact = right < grid.first[0][plane + 1] and grid.keys[1][right] == at[1]
+        inside = exact or grid.first[0][plane] < right < grid.first[0][plane + 1]
+        if inside and not exact:
+            weight = (at[1] - grid.keys[1][right - 1]) / (grid.keys[1][right] - grid.keys[1][right - 1])
+    for i in range(count):
+        if inside and on_row(grid, right, last[i], &upper):
+            if exact:
+                answers[i] = upper
+                continue
+            if on_row(grid, right - 1, last[i], &lower):
+                answers[i].latency_ms = lower.latency_ms + (upper.latency_ms - lower.latency_ms) * weight
+                answers[i].power_w = lower.power_w + (upper.power_w - lower.power_w) * weight
+                continue
+        at[2] = last[i]
+        if grid_query_near(grid, at, sol, params, &search, &answers[i]) != GRID_HIT:
+            return GRID_MISS
+    return GRID_HIT
+
+
+cdef bint on_row(const Grid* grid, int64_t row, double key, Measurement* answer) noexcept nogil:
+    # Exact or interpolated between measurements of one row; false beyond them.
+    cdef const double* keys = grid.keys[2]
+    cdef int64_t low = grid.first[1][row], high = grid.first[1][row + 1]
+    cdef int64_t right = lower_bound(keys, low, high, key)
+    cdef double weight
+    answer.power_w = 0.0
+    if right < high and keys[right] == key:
+        answer.latency_ms = grid.latency_ms[right]
+        if grid.power_w != NULL:
+            answer.power_w = grid.power_w[right]
+        return True
+    if right == low or right == high:
+        return False
+    weight = (key - keys[right - 1]) / (keys[right] - keys[right - 1])
+    answer.latency_ms = grid.latency_ms[right - 1] + (grid.latency_ms[right] - grid.latency_ms[right - 1]) * weight
+    if grid.power_w != NULL:
+        answer.power_w = grid.power_w[right - 1] + (grid.power_w[right] - grid.power_w[right - 1]) * weight
+    return True
+
+
+cdef int grid_query_near(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
+) noexcept nogil:
     cdef int status
     if grid.num_nodes[0] == 0:
         return GRID_MISS
@@ -240,7 +364,7 @@ cdef int grid_query(
         return status
     if grid.num_axes == 1:
         return hold_on_curve(grid, query, sol, params, answer)
-    return hold(grid, query, sol, params, answer)
+    return hold(grid, query, sol, params, search, answer)
 
 
 cdef class GridTable:

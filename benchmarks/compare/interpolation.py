@@ -1,6 +1,6 @@
 """Whole-forward lookups beside the public peer wheel: answers, estimates from dicts and columns, construction.
 
-    python -m benchmarks.compare.interpolation
+    python benchmarks/compare/interpolation.py [--write-evidence]
 
 needs an environment that holds fpmsdk and the peer (aisimulate); `make compare-interpolation` makes one. Exits 1 on a
 differing answer, a missing peer or a missed ratio.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.harness import Comparison, compare, largest_difference, report
+from harness import Comparison, compare, largest_difference, report
 
 try:
     from aisimulate_core.sdk import RustForwardPassPerfModel

@@ -3,6 +3,7 @@
 Reads the layout that a checkpoint declares; the operators of a group are built in `hybrid.py` and `nas.py`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
@@ -219,16 +220,17 @@ def _nemotron_nas(fields: Fields, shape: dict[str, int]) -> tuple[LayerGroup, ..
 
 def _block(fields: Fields, place: str, block: Any, shape: dict[str, int]) -> tuple[int, int, int]:
     """Heads, key-value heads and FFN size of a block; zeros for a part that it lacks."""
-    parts = block if isinstance(block, dict) else {}
-    attention, ffn = parts.get("attention") or {}, parts.get("ffn") or {}
-    inter_size = 0 if ffn.get("no_op") else _rounded_inter_size(ffn.get("ffn_mult", 3.5), shape["hidden_size"])
+    parts = Fields(block if isinstance(block, dict) else {}, f"{place}.", fields.faults)
+    attention, ffn = parts.mapping("attention"), parts.mapping("ffn")
+    multiplier = ffn.get("ffn_mult", 3.5)
+    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or not 0 < multiplier < math.inf:
+        parts.fault("ffn.ffn_mult", f"must be a positive number, found {multiplier!r}")
+        multiplier = 0
+    inter_size = 0 if ffn.get("no_op") else _rounded_inter_size(multiplier, shape["hidden_size"])
     if attention.get("no_op"):
         return 0, 0, inter_size
-    in_group = attention.get("n_heads_in_group")
-    if not isinstance(in_group, int) or in_group < 1:
-        fields.fault(f"{place}.attention.n_heads_in_group", f"must be a positive integer, found {in_group!r}")
-        in_group = 1
-    return shape["num_heads"], shape["num_heads"] // in_group, inter_size
+    in_group = Fields(attention, f"{place}.attention.", fields.faults).count("n_heads_in_group")
+    return shape["num_heads"], shape["num_heads"] // max(in_group, 1), inter_size
 
 
 def _rounded_inter_size(multiplier: float, hidden_size: int) -> int:

@@ -214,9 +214,28 @@ def parse_model_config(
         sidecar=Fields(sidecar or {}, "hf_quant_config.json: ", faults).mapping("quantization"),
         **shape,
     )
+    _check_quantization(Fields(parsed.quantization, f"{quantization.prefix}quantization_config.", faults))
+    _check_quantization(Fields(parsed.sidecar, "hf_quant_config.json: quantization.", faults))
     if faults:
         raise ModelConfigError(path, faults)
     return parsed
+
+
+def _check_quantization(fields: Fields) -> None:
+    """Record what is not of the form that inference of the precision relies on."""
+    for name in ("modules_to_not_convert", "exclude_modules", "ignore", "weight_block_size"):
+        value = fields.values.get(name)
+        if value is not None and not isinstance(value, list):
+            fields.fault(name, f"must be a list, found {value!r}")
+    block = fields.values.get("weight_block_size")
+    if isinstance(block, list) and not all(type(size) is int and size > 0 for size in block):
+        fields.fault("weight_block_size", f"must hold positive integers, found {block!r}")
+    for name, group in fields.mapping("config_groups").items():
+        parts = Fields(group if isinstance(group, dict) else {}, f"{fields.prefix}config_groups.{name}.", fields.faults)
+        parts.mapping("weights")
+        targets = parts.values.get("targets")
+        if targets is not None and not isinstance(targets, list):
+            parts.fault("targets", f"must be a list, found {targets!r}")
 
 
 def _architecture_name(config: Mapping[str, Any], faults: list[str]) -> str:

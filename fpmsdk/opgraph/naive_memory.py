@@ -19,7 +19,9 @@ _DTYPE_BYTES = {"float32": 4, "fp32": 4}
 _DEFAULT_DTYPE_BYTES = 2
 
 
-class _Geometry(NamedTuple):
+class Geometry(NamedTuple):
+    """Sizes of a model, zeros where they do not apply; `latent` counts the cached elements of latent attention."""
+
     layers: int
     kv_heads: int
     head_size: int
@@ -58,15 +60,15 @@ def estimate_kv_cache_naively(
         raise ConfigError(f"the reservation must be finite and in [0, 1], found {reservation!r}", "reservation")
     if not request.capacity_bytes or request.capacity_bytes <= 0:
         raise ConfigError("an estimate without a graph needs the GPU capacity in bytes", "capacity_bytes")
-    geometry = _geometry(language_config(read_raw_config(model, search)), model)
-    per_layer = _kv_bytes_per_layer(geometry, deployment.tp)
-    occupied = _weight_bytes(geometry, deployment) + request.cuda_graph_reserved_bytes
+    shape = geometry(language_config(read_raw_config(model, search)), model)
+    per_layer = _kv_bytes_per_layer(shape, deployment.tp)
+    occupied = _weight_bytes(shape, deployment) + request.cuda_graph_reserved_bytes
     return size_cache(
         request,
         capacity=request.capacity_bytes,
         budget=max(request.capacity_bytes - occupied, 0.0) * reservation,
-        per_token=per_layer * geometry.layers,
-        tokens_of=_capacity(geometry, per_layer),
+        per_token=per_layer * shape.layers,
+        tokens_of=_capacity(shape, per_layer),
         kvcache_quant_mode=None,
         source="naive_fallback",
         breakdown=None,
@@ -77,12 +79,18 @@ def _first(config: Mapping[str, Any], *spellings: str) -> int:
     """The first spelling that holds a positive whole number, 0 when there is none."""
     for name in spellings:
         value = config.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and value == int(value):
-            return int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
     return 0
 
 
-def _geometry(config: Mapping[str, Any], model: str) -> _Geometry:
+def geometry(config: Mapping[str, Any], model: str) -> Geometry:
+    """Sizes of a model from a document of any architecture.
+
+    Raises `ModelConfigError` with all sizes that are missing; `model` is what the message calls the document.
+    """
     hidden = _first(config, "hidden_size", "n_embd", "n_embed")
     heads = _first(config, "num_attention_heads", "n_head", "num_heads")
     experts = _first(config, "n_routed_experts", "num_local_experts", "num_experts")
@@ -96,7 +104,7 @@ def _geometry(config: Mapping[str, Any], model: str) -> _Geometry:
     latent_rank, rope = _first(config, "kv_lora_rank"), _first(config, "qk_rope_head_dim")
     layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
     window, windowed_layers = _window(config, layers)
-    geometry = _Geometry(
+    shape = Geometry(
         layers=layers,
         kv_heads=kv_heads,
         head_size=_first(config, "head_dim", "attention_head_dim") or (hidden // heads if heads else 0),
@@ -110,14 +118,14 @@ def _geometry(config: Mapping[str, Any], model: str) -> _Geometry:
         windowed_layers=windowed_layers,
         dtype_bytes=_dtype_bytes(config),
     )
-    missing = [name for name in ("layers", "hidden", "vocab", "inter") if not getattr(geometry, name)]
+    missing = [name for name in ("layers", "hidden", "vocab", "inter") if not getattr(shape, name)]
     if latent_rank and not rope:
         missing.append("qk_rope_head_dim")
     if not latent_rank:
-        missing += [name for name in ("kv_heads", "head_size") if not getattr(geometry, name)]
+        missing += [name for name in ("kv_heads", "head_size") if not getattr(shape, name)]
     if missing:
         raise ModelConfigError(model, [f"no usable value for {name}" for name in missing])
-    return geometry
+    return shape
 
 
 def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
@@ -138,13 +146,13 @@ def _dtype_bytes(config: Mapping[str, Any]) -> int:
     return _DTYPE_BYTES.get(name, _DEFAULT_DTYPE_BYTES)
 
 
-def _kv_bytes_per_layer(geometry: _Geometry, tp: int) -> int:
+def _kv_bytes_per_layer(geometry: Geometry, tp: int) -> int:
     if geometry.latent:
         return geometry.latent * geometry.dtype_bytes
     return 2 * -(-geometry.kv_heads // tp) * geometry.head_size * geometry.dtype_bytes
 
 
-def _weight_bytes(geometry: _Geometry, deployment: Deployment) -> int:
+def _weight_bytes(geometry: Geometry, deployment: Deployment) -> int:
     hidden, layers, tp, pp = geometry.hidden, geometry.layers, deployment.tp, deployment.pp
     always = 2 * geometry.vocab * hidden + layers * 4 * hidden * hidden
     if not geometry.experts:
@@ -153,7 +161,7 @@ def _weight_bytes(geometry: _Geometry, deployment: Deployment) -> int:
     return always * geometry.dtype_bytes // (tp * pp) + layers * experts * geometry.dtype_bytes // pp
 
 
-def _capacity(geometry: _Geometry, per_layer: int) -> Callable[[float], int]:
+def _capacity(geometry: Geometry, per_layer: int) -> Callable[[float], int]:
     """Bytes to tokens; layers with a window stop growing there."""
     window, growing = geometry.window, geometry.layers - geometry.windowed_layers
     full = per_layer * geometry.layers

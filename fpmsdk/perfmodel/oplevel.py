@@ -5,6 +5,7 @@ Source: op-level.md section 5; fpm-model.md sections 2.1 and 4.
 """
 
 import os
+import tempfile
 from typing import Any, NoReturn
 
 from fpmsdk._ext.native import OpLevelEngine
@@ -17,7 +18,20 @@ from fpmsdk.errors import (
     PerfDataNotAvailableError,
 )
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
-from fpmsdk.perfdb import PerfDatabase, open_database, open_root
+from fpmsdk.opgraph.execution_profile import (
+    ExecutionProfile,
+    apply_execution_profile,
+    copy_retained_files,
+    load_execution_profile,
+)
+from fpmsdk.perfdb import (
+    PerfDatabase,
+    ResolvedVersion,
+    SystemSpec,
+    SystemsRoot,
+    open_database,
+    open_root,
+)
 from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.native import NativeKind
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
@@ -99,49 +113,99 @@ def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind,
         raise MissingCapabilityError(
             f"database_mode {config['database_mode']!r} is not part of this release; use {' or '.join(_SERVED_MODES)}"
         )
+    profile = config["estimator_config"]["op_level"].get("execution_profile")
+    if profile is not None:
+        return _build_profiled(config, root_path, load_execution_profile(profile["path"], profile["sha256"]))
     root = open_root(root_path)
+    version = _resolve_version(root, config)
+    spec, database = _compile(config, root, version)
+    return _kind(config, root.path, version, spec, compile_engine(spec, database, root.spec(config["system"])))
+
+
+def _build_profiled(
+    config: dict[str, Any], root_path: str, profile: ExecutionProfile
+) -> tuple[OpLevelKind, dict[str, Any]]:
+    # A profile holds for exactly the files that it lists: price from a copy of those and of nothing else.
+    original = open_root(root_path)
+    version = _resolve_version(original, config)
+    with tempfile.TemporaryDirectory(prefix="fpmsdk-profile-") as folder:
+        copy_retained_files(profile, original.path, folder)
+        root = SystemsRoot(folder)
+        spec, database = _compile(config, root, version, models=original.path)
+        spec = apply_execution_profile(profile, spec, config["worker_type"])
+        engine = compile_engine(spec, database, root.spec(config["system"]))
+    return _kind(config, original.path, version, spec, engine)
+
+
+def _resolve_version(root: SystemsRoot, config: dict[str, Any]) -> ResolvedVersion:
     system, backend = config["system"], config["backend"]
-    hardware = root.spec(system)
+    root.spec(system)  # an unknown system is named before its versions are
     resolved = root.resolve_version(system, backend, config["backend_version"])
     if resolved.version is None:
         raise ConfigError(
             f"invalid engine config: backend_version is required: nothing says which {backend} version {system} runs",
             "backend_version",
         )
-    model = read_model_config(config["model"], [os.path.join(os.path.dirname(root.path), "model_configs")])
+    return resolved
+
+
+def _compile(
+    config: dict[str, Any], root: SystemsRoot, version: ResolvedVersion, *, models: str | None = None
+) -> tuple[EngineSpec, PerfDatabase]:
+    # The graph of a configuration and the database that prices it; `models` is the root beside which model
+    # configurations lie.
+    system, backend = config["system"], config["backend"]
+    assert version.version is not None
+    model = read_model_config(config["model"], [os.path.join(os.path.dirname(models or root.path), "model_configs")])
     deployment = Deployment.from_config(
         config,
-        backend_version=resolved.version,
-        sm_version=hardware.sm_version,
-        systems_path=root.path,
-        tolerate_dirless_version=resolved.tolerate_dirless,
+        backend_version=version.version,
+        sm_version=root.spec(system).sm_version,
+        systems_path=models or root.path,
+        tolerate_dirless_version=version.tolerate_dirless,
     )
     sharing = config["enable_shared_layer"]
     database = open_database(
         root,
         system,
         backend,
-        resolved.version,
+        version.version,
         enable_shared_layer=config["database_mode"] == "SILICON" if sharing is None else sharing,
         strict_provenance=config["strict_provenance"],
-        tolerate_dirless=resolved.tolerate_dirless,
+        tolerate_dirless=version.tolerate_dirless,
     )
 
     def lanes(_kind: str, table: str) -> tuple[str, ...]:
         return database.lane_order(table, model.architecture, config["attention_backend"])
 
-    spec = build_graph(model, deployment, lanes)
+    return build_graph(model, deployment, lanes), database
+
+
+def compile_engine(spec: EngineSpec, database: PerfDatabase, hardware: SystemSpec) -> OpLevelEngine:
+    """The compiled engine of a specification over a database.
+
+    Parameters
+    ----------
+    spec: operators of both phases; its `database_mode` SOL prices from the roofline alone.
+    database: tables of the system, backend and version of the specification.
+    hardware: description of the system.
+    """
     compiler = OperatorCompiler(hardware, tables_of(database, hardware))
-    engine = OpLevelEngine(
+    return OpLevelEngine(
         [compiler.compile(op) for op in spec.context_ops],
         [compiler.compile(op) for op in spec.generation_ops],
-        _Misses(database, system, spec).describe,
-        speed_of_light=config["database_mode"] == "SOL",
+        _Misses(spec).describe,
+        speed_of_light=spec.engine["database_mode"] == "SOL",
     )
+
+
+def _kind(
+    config: dict[str, Any], root_path: str, version: ResolvedVersion, spec: EngineSpec, engine: OpLevelEngine
+) -> tuple[OpLevelKind, dict[str, Any]]:
     pinned = config | {
-        "backend_version": resolved.version,
+        "backend_version": version.version,
         "transfer_policy": _explicit_policy(config["transfer_policy"]),
-        "systems_paths": [root.path],
+        "systems_paths": [root_path],
     }
     return OpLevelKind(engine, spec, pinned), pinned
 
@@ -154,9 +218,9 @@ def _explicit_policy(policy: list[str] | None) -> list[str]:
 class _Misses:
     """Turns an operator that cannot answer into an exception that says what is missing and what to do."""
 
-    def __init__(self, database: PerfDatabase, system: str, spec: EngineSpec) -> None:
-        self._database = database
-        self._where = f"{system}, {spec.engine['backend']} {spec.engine['backend_version']}"
+    def __init__(self, spec: EngineSpec) -> None:
+        engine = spec.engine
+        self._where = f"{engine['system_name']}, {engine['backend']} {engine['backend_version']}"
 
     def describe(self, operator: Operator, status: int, query: tuple[int, int, int, int]) -> Exception:
         batch, seq_len, prefix, tokens = query

@@ -4,7 +4,7 @@ Which slice serves an operator is decided here; what it answers is compiled code
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -49,10 +49,10 @@ class OpTables:
             made: T = self._made[key]
         return made
 
-    def slices(self, table: str) -> dict[tuple[Any, ...], Slice]:
+    def slices(self, table: str) -> Mapping[tuple[Any, ...], Slice]:
         """Slices of a table by key; empty when no source has rows of it."""
         try:
-            return dict(self._database.table(table).slices)
+            return self._database.table(table).slices
         except PerfDataNotAvailableError:
             return {}
 

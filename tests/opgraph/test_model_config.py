@@ -114,6 +114,10 @@ def test_counts_are_positive_integers(value):
         (QWEN3_30B | {"num_experts_per_tok": 129}, "must not exceed the number of experts: 129 of 128"),
         (DEEPSEEK_V3 | {"first_k_dense_replace": 62}, "first_k_dense_replace must not exceed num_hidden_layers"),
         (QWEN3_32B | {"quantization_config": "fp8"}, "quantization_config must be an object, found str"),
+        (QWEN3_32B | {"quantization_config": {"ignore": "lm_head"}}, "quantization_config.ignore must be a list"),
+        (QWEN3_32B | {"quantization_config": {"weight_block_size": 128}}, "weight_block_size must be a list"),
+        (QWEN3_32B | {"quantization_config": {"weight_block_size": [0]}}, "must hold positive integers"),
+        (QWEN3_32B | {"quantization_config": {"config_groups": {"a": {"weights": 4}}}}, "a.weights must be an object"),
     ],
 )
 def test_contradictions_are_faults(config, words):
