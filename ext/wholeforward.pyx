@@ -175,8 +175,8 @@ cdef class WholeForwardEngine(NativeEngine):
     ----------
     prefill_curves, decode_curves: curves, which engines may share.
     rungs: batches after which the engine's graph changes.
-    describe_miss: called with (phase, is_baseline, status, (batch, tokens or None, kv)), makes the exception of a
-        lookup that has no answer.
+    describe_miss: called with (phase, is_baseline, (batch, tokens or None, kv), status) and optionally with
+        (phase, coordinates) of further lookups without an answer, makes the exception of a lookup that has none.
     coverage: `record(phase, is_baseline, coordinates, resolution or None, status)` is called for every lookup; or None.
     """
 
@@ -247,8 +247,14 @@ cdef class WholeForwardEngine(NativeEngine):
 
     cdef object explain(self, const FpmRank* rank):
         cdef RankParts parts
+        cdef Lookup decode
         status = self.resolve(rank, &parts)
-        return self.describe_miss(*self.last_query(rank, &parts), STATUSES[status])
+        further = ()
+        if parts.has_prefill and not parts.has_decode and rank.num_decode_requests > 0:
+            # A refused prefill ends the pass; whoever measures wants to know of its decode too.
+            if self.decode(rank.num_decode_requests, rank.sum_decode_kv_tokens, &decode) != LOOKUP_OK:
+                further = (("decode", (rank.num_decode_requests, None, rank.sum_decode_kv_tokens)),)
+        return self.describe_miss(*self.last_query(rank, &parts), STATUSES[status], further)
 
     cdef object last_query(self, const FpmRank* rank, RankParts* parts):
         # (phase, is_baseline, coordinates) of the lookup that ended a rank.

@@ -118,7 +118,15 @@ class FpmNoCellError(PerfDataNotAvailableError):
 
 
 class FpmUncoveredError(PerfDataNotAvailableError):
-    """The measured points of a cell do not support a query; the message says which points to measure."""
+    """The measured points of a cell do not support a query.
+
+    `points` is the smallest set whose measurement would support it: (phase, (batch size, prefill tokens or None, KV
+    tokens)) each. Whole ranks name the points of all their lookups.
+    """
+
+    def __init__(self, message: str, points: Sequence[tuple[str, tuple[float, float | None, float]]] = ()) -> None:
+        super().__init__(message)
+        self.points = tuple(points)
 
 
 class PerfDataCorruptError(FpmSdkError, ValueError):

@@ -13,7 +13,7 @@ STATUSES: tuple[str, ...]
 Coordinates = tuple[float, float | None, float]
 Told = tuple[float, str, list[tuple[Coordinates, float, float]]]
 Answer = tuple[str, float | None, str | None, list[tuple[Coordinates, float, float]]]
-DescribeMiss = Callable[[str, bool, Coordinates, str], Exception]
+DescribeMiss = Callable[..., Exception]
 
 class CurveSet:
     def __init__(

@@ -28,7 +28,7 @@ class CoverageLog:
         model_path: str,
         cell_identity: Mapping[str, str],
         cell_ids: tuple[str, ...],
-        describe: Callable[[str, bool, Coordinates, str], Exception],
+        describe: Callable[..., Exception],
     ) -> None:
         self._cell = {"model_path": model_path, "cell_identity": dict(cell_identity), "cell_ids": list(cell_ids)}
         self._describe = describe

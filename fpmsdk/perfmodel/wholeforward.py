@@ -5,7 +5,7 @@ Source: fpm-interpolation.md sections 3, 4 and 8; fpm-model.md section 4.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -326,6 +326,14 @@ def _engine(
 # --- misses ---
 
 
+MissedPoint = tuple[str, Coordinates]
+
+
+def _to_measure(points: Sequence[MissedPoint]) -> str:
+    spelled = "; ".join(f"{phase} at {_spelled(phase, coordinates)}" for phase, coordinates in points)
+    return f"the smallest set of points to measure is {spelled}"
+
+
 def _spelled(phase: str, coordinates: Coordinates) -> str:
     batch, tokens, kv = coordinates
     prefill = f"total_prefill_tokens={tokens:g}, " if phase == "prefill" else ""
@@ -338,8 +346,15 @@ class DirectMisses:
     def __init__(self, cell: ForwardCell) -> None:
         self._model = cell.model_path
 
-    def describe(self, phase: str, is_baseline: bool, coordinates: Coordinates, status: str) -> FpmUncoveredError:
-        """The exception for one lookup."""
+    def describe(
+        self,
+        phase: str,
+        is_baseline: bool,
+        coordinates: Coordinates,
+        status: str,
+        further: Sequence[MissedPoint] = (),
+    ) -> FpmUncoveredError:
+        """The exception for one lookup; `further` ones of the same rank have no answer either."""
         if status == "not_positive":
             reason = "the interpolated latency is not finite and positive"
         elif phase == "prefill":
@@ -347,10 +362,12 @@ class DirectMisses:
         else:
             reason = "no two-sided covered batch bracket within one capture regime"
         purpose = " baseline" if is_baseline else ""
+        points = ((phase, coordinates), *further)
         asked = _spelled(phase, coordinates)
         return FpmUncoveredError(
             f"perf database error: FPM direct {phase} query ({asked}){purpose} for model_path={self._model!r} has no "
-            f"genuine measured support: {reason}; collect matching real points, at least the one at {asked}"
+            f"genuine measured support: {reason}; collect matching real points: {_to_measure(points)}",
+            points,
         )
 
 
@@ -369,8 +386,15 @@ class SolMisses:
         self._decode, self._rungs = decode, curves.rungs
         self._without_formula = without_formula
 
-    def describe(self, phase: str, is_baseline: bool, coordinates: Coordinates, status: str) -> FpmUncoveredError:
-        """The exception for one lookup."""
+    def describe(
+        self,
+        phase: str,
+        is_baseline: bool,
+        coordinates: Coordinates,
+        status: str,
+        further: Sequence[MissedPoint] = (),
+    ) -> FpmUncoveredError:
+        """The exception for one lookup; `further` ones of the same rank have no answer either."""
         reasons = {
             "no_near_site": "no site within max_site_distance",
             "no_usable_site": "no usable neighbour site",
@@ -379,7 +403,7 @@ class SolMisses:
         axes = {"outside_batch": 0, "outside_tokens": 1, "outside_kv": 2}
         names = ("batch_size", "total_prefill_tokens", "total_kv_read_tokens")
         asked = _spelled(phase, coordinates)
-        remedy = f"collect matching points, at least the one at {asked}"
+        points = ((phase, coordinates), *further)
         if status in axes:
             axis = axes[status]
             low, high = self._domains[phase][axis] or (0, 0)
@@ -393,7 +417,7 @@ class SolMisses:
             missing = self._without_formula[phase]
             unavailable = f"; SOL roofline unavailable: {', '.join(missing)} has no formula" if missing else ""
             text = f"no data to anchor query {{{asked}}} ({reasons[status]}{unavailable})"
-        return FpmUncoveredError(f"perf database error: {text}; {remedy}")
+        return FpmUncoveredError(f"perf database error: {text}; {_to_measure(points)}", points)
 
     def _bracket(self, coordinates: Coordinates) -> str:
         batch, _, kv = coordinates

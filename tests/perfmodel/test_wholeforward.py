@@ -286,8 +286,22 @@ def test_an_iteration_without_work_has_no_evidence(place):
 
 
 def test_a_miss_names_the_point_to_measure(place):
-    with pytest.raises(FpmUncoveredError, match=r"FPM direct prefill query .*collect .*total_prefill_tokens=500"):
-        model_of(place).estimate_forward_pass_time_ms(rank(1, 500))
+    with pytest.raises(
+        FpmUncoveredError, match=r"FPM direct prefill query .*measure .*total_prefill_tokens=500"
+    ) as caught:
+        model_of(place).estimate_forward_pass_time_ms(rank(1, 500, 0, 1, 50))
+    assert caught.value.points == (("prefill", (1, 500, 0)),)
+
+
+def test_a_refused_rank_names_the_points_of_all_its_lookups_and_those_suffice(place):
+    asked = rank(1, 500, 0, 3, 5000)
+    with pytest.raises(FpmUncoveredError) as caught:
+        model_of(place).estimate_forward_pass_time_ms(asked)
+    assert caught.value.points == (("prefill", (1, 500, 0)), ("decode", (3, None, 5000)))
+    measured = [
+        prefill(*at, 50.0) if phase == "prefill" else decode(at[0], at[2], 9.0) for phase, at in caught.value.points
+    ]
+    assert model_of(place, [*ROWS, *measured]).estimate_forward_pass_time_ms(asked) == 50.0
 
 
 class TestExplain:
