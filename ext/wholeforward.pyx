@@ -38,13 +38,21 @@ cdef int TAIL = 3                        # end points whose utilisation is held 
 
 
 cdef class CurveSet:
-    """Curves in flat arrays: the fields of `fpmsdk.perfdb.Curves`, in their order."""
+    """Curves in flat arrays: the fields of `fpmsdk.perfdb.Curves`, in their order.
 
-    def __init__(self, batch, second, first, x, latency_ms, batches, batch_first):
+    `x_knees` and `second_knees` are (knees, whether they are per request) of the two coordinates.
+    """
+
+    def __init__(
+        self, batch, second, first, x, latency_ms, batches, batch_first, x_knees=((), False), second_knees=((), False)
+    ):
         floats = [np.ascontiguousarray(array, np.float64) for array in (batch, second, x, latency_ms, batches)]
         offsets = [np.ascontiguousarray(array, np.int64) for array in (first, batch_first)]
         logs = [np.empty(len(floats[0])) for _ in range(2)]
-        self.memory = (*floats, *offsets, *logs)
+        knees = [np.array(at, np.float64) for at, _ in (x_knees, second_knees)]
+        self.memory = (*floats, *offsets, *logs, *knees)
+        self.arrays.x_knees = Knees(len(knees[0]), x_knees[1], <const double*>cnp.PyArray_DATA(knees[0]))
+        self.arrays.second_knees = Knees(len(knees[1]), second_knees[1], <const double*>cnp.PyArray_DATA(knees[1]))
         self.arrays.num_sites = len(floats[0])
         self.arrays.num_batches = len(floats[4])
         self.arrays.batch = <const double*>cnp.PyArray_DATA(floats[0])
@@ -105,6 +113,16 @@ cdef bint locate(const CurveArrays* curves, int64_t site, double x, Piece* piece
     return True
 
 
+cdef bint is_knee_between(const Knees* knees, double batch, double low, double high) noexcept nogil:
+    cdef int64_t i
+    cdef double knee
+    for i in range(knees.size):
+        knee = knees.at[i] * batch if knees.per_request else knees.at[i]
+        if low <= knee < high:
+            return True
+    return False
+
+
 cdef bint measured_value(const CurveArrays* curves, int64_t site, double x, Piece* piece) noexcept nogil:
     # Between two points, multiplied before it is divided.
     cdef double a, c, lo, hi
@@ -112,6 +130,8 @@ cdef bint measured_value(const CurveArrays* curves, int64_t site, double x, Piec
         return False
     if piece.left != piece.right:
         a, c = curves.x[piece.left], curves.x[piece.right]
+        if is_knee_between(&curves.x_knees, curves.batch[site], a, c):
+            return False
         lo, hi = curves.latency_ms[piece.left], curves.latency_ms[piece.right]
         piece.latency_ms = lo + ((hi - lo) * (x - a)) / (c - a)
     return True
@@ -461,7 +481,9 @@ cdef class DirectEngine(WholeForwardEngine):
         if not (has_low and has_high):
             has_low = nearest_below(curves, begin, site, kv, tokens, False, &low)
             has_high = nearest_above(curves, site, end, kv, tokens, False, &high)
-        if not (has_low and has_high):
+        if not (has_low and has_high) or is_knee_between(
+            &curves.second_knees, b, curves.second[low.site], curves.second[high.site]
+        ):
             return kv_first(&self.prefill_over_kv.arrays, at, tokens, kv, found)
         answer_between(
             found, &low, &high,
@@ -565,6 +587,8 @@ cdef int kv_first(const CurveArrays* curves, int64_t at, double tokens, double k
     if not nearest_above(curves, middle, end, tokens, kv, False, &high):
         return NO_SUPPORT
     a, c = curves.second[low.site], curves.second[high.site]
+    if is_knee_between(&curves.second_knees, curves.batch[low.site], a, c):
+        return NO_SUPPORT
     answer_between(found, &low, &high, (tokens - a) / (c - a), KV_FIRST)
     found.latency_ms = low.latency_ms + ((high.latency_ms - low.latency_ms) * (tokens - a)) / (c - a)
     found.over_kv = True

@@ -29,6 +29,12 @@ cdef enum LookupStatus:
     NO_USABLE_SITE           # no neighbour, or not the query, has a roofline latency
     NOT_POSITIVE             # the result is no latency
 
+cdef struct Knees:
+    # Where latency changes its course: points up to a knee and points beyond it are never blended.
+    int64_t size
+    bint per_request         # times the batch
+    const double* at
+
 cdef struct CurveArrays:
     # Entries first[i]..first[i + 1] of x and latency_ms are the curve of site i, (batch[i], second[i]).
     int64_t num_sites
@@ -42,6 +48,8 @@ cdef struct CurveArrays:
     const double* latency_ms
     const double* batches
     const int64_t* batch_first
+    Knees x_knees
+    Knees second_knees
 
 cdef struct Piece:
     # What one curve contributes: between two of its points, which are the same when one of them is asked for.

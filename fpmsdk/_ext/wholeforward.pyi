@@ -25,6 +25,8 @@ class CurveSet:
         latency_ms: NDArray[np.float64],
         batches: NDArray[np.float64],
         batch_first: NDArray[np.int64],
+        x_knees: tuple[tuple[int, ...], bool] = ...,
+        second_knees: tuple[tuple[int, ...], bool] = ...,
     ) -> None: ...
 
 class WholeForwardEngine(NativeEngine):

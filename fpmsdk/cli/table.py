@@ -43,8 +43,9 @@ def loo(pair: PairArgument, json: JsonOption = False) -> None:
     for column in ("model", "phase", "points", "predicted", "median", "p90", "largest"):
         shown.add_column(column)
     reports = []
-    for cell in _open(pair).cells:
-        summary = leave_one_out(cell).summary()
+    found = _open(pair)
+    for cell in found.cells:
+        summary = leave_one_out(cell, found.knees).summary()
         reports.append({"model_path": cell.model_path, "identity": dict(cell.identity), **summary})
         for phase, figures in summary.items():
             errors = (figures[name] for name in ("median_error", "p90_error", "max_error"))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import FpmNoCellError
-from fpmsdk.perfdb.forward_pair import PairRows, identity_names, read_pair
+from fpmsdk.perfdb.forward_pair import PairRows, identity_names, knees_of, read_pair
 from fpmsdk.perfdb.forward_schema import EXECUTION_COLUMNS, FAKE_KV, LEGACY_EXECUTION, REAL_KV, sidecar_path
 
 RAW_FALLBACK_VARIABLE = "AIC_FPM_FAKE_FALLBACK_RAW"
@@ -71,11 +71,18 @@ class ForwardCell(NamedTuple):
 class ForwardTable:
     """The cells of one pair, ordered by model and identity.
 
-    `compiled` is for what others derive from the cells once and share; it lives as long as the table.
+    `knees` are those that the sidecar declares, by axis. `compiled` is for what others derive from the cells once and
+    share; it lives as long as the table.
     """
 
-    def __init__(self, path: str, cells: tuple[ForwardCell, ...], fingerprint: str) -> None:
-        self.path, self.cells, self.fingerprint = path, cells, fingerprint
+    def __init__(
+        self,
+        path: str,
+        cells: tuple[ForwardCell, ...],
+        fingerprint: str,
+        knees: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.path, self.cells, self.fingerprint, self.knees = path, cells, fingerprint, knees or {}
         self.compiled: dict[Any, Any] = {}
         self._by_key = {(cell.model_path, *_normal(cell.identity)): cell for cell in cells}
 
@@ -155,7 +162,8 @@ def build_table(rows: PairRows, *, heal: bool) -> ForwardTable:
     ]
     cells.sort(key=lambda cell: (cell.model_path, tuple(cell.identity.values())))
     state = f"{rows.sha256} {sorted(rows.sidecar.items())} {heal}"
-    return ForwardTable(rows.path, tuple(cells), hashlib.sha256(state.encode()).hexdigest())
+    knees = knees_of(rows.path, rows.sidecar)
+    return ForwardTable(rows.path, tuple(cells), hashlib.sha256(state.encode()).hexdigest(), knees)
 
 
 def _cell(rows: PairRows, key: dict[str, str], members: NDArray[np.intp], heal: bool) -> ForwardCell:

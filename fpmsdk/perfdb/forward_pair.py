@@ -22,6 +22,7 @@ from fpmsdk.perfdb.forward_schema import (
     EXECUTION_COLUMNS,
     FLAG_COLUMNS,
     IDENTITY_COLUMNS,
+    KNEE_AXES,
     KNOB_COLUMNS,
     NAME_COLUMNS,
     PARALLEL_COLUMNS,
@@ -95,6 +96,7 @@ def read_pair(path: str, system: str, backend: str, backend_version: str) -> Pai
     sidecar = _read_sidecar(sidecar_path(path))
     digest = hashlib.sha256(content).hexdigest()
     _check_sidecar(path, sidecar, {"system": system, "backend": backend, "backend_version": backend_version}, digest)
+    knees_of(sidecar_path(path), sidecar)
     columns, count = _decode(path, content, required_columns(int(sidecar["schema_version"])))
     if not is_whole(sidecar.get("row_count")) or sidecar["row_count"] != count:
         raise _fault(path, f"row_count mismatch: the sidecar says {sidecar.get('row_count')!r}, the table has {count}")
@@ -141,6 +143,20 @@ def _read_sidecar(path: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise _fault(path, f"the sidecar must be a JSON object, found {type(document).__name__}")
     return document
+
+
+def knees_of(path: str, sidecar: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Declared knees by axis, each ascending; none where the sidecar declares none.
+
+    Raises: `FpmDataError` for an unknown axis or a knee that is not a positive integer.
+    """
+    declared = sidecar.get("knees", {})
+    if not isinstance(declared, dict) or not set(declared) <= set(KNEE_AXES):
+        raise _fault(path, f"knees must be an object of {', '.join(KNEE_AXES)}, found {declared!r}")
+    for axis, values in declared.items():
+        if not isinstance(values, list) or any(type(value) is not int or value < 1 for value in values):
+            raise _fault(path, f"knees.{axis} must be a list of positive integers, found {values!r}")
+    return {axis: tuple(sorted(declared.get(axis, ()))) for axis in KNEE_AXES}
 
 
 def _check_sidecar(path: str, sidecar: dict[str, Any], measured_on: dict[str, str], digest: str) -> None:

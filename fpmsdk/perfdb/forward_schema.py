@@ -37,6 +37,11 @@ TEXT_COLUMNS = (*NAME_COLUMNS, *MODE_COLUMNS, *KNOB_COLUMNS, "workload_kind", "p
 UNRECORDED = {"fmha": "fmha_quant_mode", "comm": "comm_quant_mode"}
 
 
+# Optional sidecar key: where latency changes its course, so that points on both sides must not be blended. Points up to
+# a knee are on one side: the largest captured number of prefill tokens, the window of attention per request.
+KNEE_AXES = ("total_prefill_tokens", "kv_tokens_per_request")
+
+
 def required_columns(schema_version: int) -> tuple[str, ...]:
     """Columns that a table of this version must have, in file order.
 

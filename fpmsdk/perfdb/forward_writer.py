@@ -60,7 +60,7 @@ def publish_rows(path: str, rows: Sequence[Row], *, facts: Mapping[str, Any] | N
     path: the table, `*.parquet`; its sidecar is written beside it.
     rows: columns of the format by name; execution columns may be left out and further columns are kept. All rows are of
         one system, backend and version.
-    facts: further keys of the sidecar, such as `aic_revision`.
+    facts: further keys of the sidecar, such as `aic_revision` or `knees`; declared knees stay unless given anew.
 
     Raises
     ------
@@ -73,7 +73,9 @@ def publish_rows(path: str, rows: Sequence[Row], *, facts: Mapping[str, Any] | N
     with _locked(f"{path}.lock"):
         known = _published_rows(path, measured_on)
         merged, dropped = _merge(path, known, completed)
-        _replace(path, merged, measured_on, dict(facts or {}))
+        declared = {"knees": _json(sidecar_path(path)).get("knees")} if known else {}
+        kept = {key: value for key, value in declared.items() if value is not None}
+        _replace(path, merged, measured_on, kept | dict(facts or {}))
     return Published(path, len(merged), len(merged) - len(known), dropped)
 
 

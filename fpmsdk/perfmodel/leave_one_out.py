@@ -4,7 +4,7 @@ Strict lookups only, so that a report says what the measurements alone support. 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ _NO_INTEGERS = np.empty(0, np.int64)
 _NOTHING = Points(_NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, np.empty(0), np.empty(0, np.bool_))
 
 Coordinates = tuple[float, float | None, float]
+Knees = Mapping[str, tuple[int, ...]]
 
 
 class HeldOut(NamedTuple):
@@ -91,13 +92,13 @@ def log_distance(one: Coordinates, other: Coordinates) -> float:
     return math.sqrt(total)
 
 
-def leave_one_out(cell: ForwardCell) -> LeaveOneOut:
-    """Ask every genuine point of a cell of the others."""
+def leave_one_out(cell: ForwardCell, knees: Knees | None = None) -> LeaveOneOut:
+    """Ask every genuine point of a cell of the others, never across one of the `knees` of its table."""
     prefill, decode = cell.prefill.only_genuine(), cell.decode.only_genuine()
-    return LeaveOneOut([*_prefill(prefill), *_decode(decode)])
+    return LeaveOneOut([*_prefill(prefill, knees), *_decode(decode, knees)])
 
 
-def _prefill(points: Points) -> list[HeldOut]:
+def _prefill(points: Points, knees: Knees | None) -> list[HeldOut]:
     # Prefill lookups never leave their batch.
     found = []
     for batch in np.unique(points.batch):
@@ -105,17 +106,17 @@ def _prefill(points: Points) -> list[HeldOut]:
         for i in range(len(own)):
             others = _taken(own, np.arange(len(own)) != i)
             at = (float(own.batch[i]), float(own.tokens[i]), float(own.kv[i]))
-            _, predicted, resolution, _ = strict_engine(others, _NOTHING).prefill_query(*at)
+            _, predicted, resolution, _ = strict_engine(others, _NOTHING, knees).prefill_query(*at)
             found.append(HeldOut("prefill", at, float(own.latency_ms[i]), predicted, resolution))
     return found
 
 
-def _decode(points: Points) -> list[HeldOut]:
+def _decode(points: Points, knees: Knees | None) -> list[HeldOut]:
     found = []
     for i in range(len(points)):
         others = _taken(points, np.arange(len(points)) != i)
         batch, kv = float(points.batch[i]), float(points.kv[i])
-        _, predicted, resolution, _ = strict_engine(_NOTHING, others).decode_query(batch, kv)
+        _, predicted, resolution, _ = strict_engine(_NOTHING, others, knees).decode_query(batch, kv)
         found.append(HeldOut("decode", (batch, None, kv), float(points.latency_ms[i]), predicted, resolution))
     return found
 
@@ -126,9 +127,9 @@ def _taken(points: Points, keep: Any) -> Points:
     )
 
 
-def strict_engine(prefill: Points, decode: Points) -> DirectEngine:
+def strict_engine(prefill: Points, decode: Points, knees: Knees | None = None) -> DirectEngine:
     """Strict lookups over points, for queries that report their status."""
-    return DirectEngine(*strict_curves(prefill, decode), _unexplained)
+    return DirectEngine(*strict_curves(prefill, decode, knees), _unexplained)
 
 
 def _unexplained(*lookup: Any) -> Exception:

@@ -105,7 +105,7 @@ class WholeForwardKind(NativeKind):
     @cached_property
     def report(self) -> LeaveOneOut:
         """The leave-one-out report of the cell, made when it is first needed."""
-        return leave_one_out(self.cell)
+        return leave_one_out(self.cell, self.table.knees)
 
     def query_coverage(self) -> dict[str, Any] | None:
         """Counts and gaps of the lookups up to now; None unless they are collected."""

@@ -4,6 +4,7 @@ Source: fpm-interpolation.md section 2.
 """
 
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -41,11 +42,18 @@ class AssistedCurves(NamedTuple):
     decode_curves: Curves
 
 
-def strict_curves(prefill: Points, decode: Points) -> StrictCurves:
-    """Compile genuine points for strict lookups."""
+def strict_curves(prefill: Points, decode: Points, knees: Mapping[str, tuple[int, ...]] | None = None) -> StrictCurves:
+    """Compile genuine points for strict lookups, which never blend across a declared knee."""
+    declared = knees or {}
+    tokens = (declared.get("total_prefill_tokens", ()), False)
+    kv = (declared.get("kv_tokens_per_request", ()), True)
     rows = decode_curves(decode)
-    over_tokens, over_kv = prefill_curves(prefill), prefill_curves_over_kv(prefill)
-    return StrictCurves(CurveSet(*over_tokens), CurveSet(*over_kv), CurveSet(*rows), capture_batches(rows))
+    return StrictCurves(
+        CurveSet(*prefill_curves(prefill), x_knees=tokens, second_knees=kv),
+        CurveSet(*prefill_curves_over_kv(prefill), x_knees=kv, second_knees=tokens),
+        CurveSet(*rows, x_knees=kv),
+        capture_batches(rows),
+    )
 
 
 def assisted_curves(prefill: Points, decode: Points) -> AssistedCurves:
@@ -64,7 +72,8 @@ def strict_curves_of(table: ForwardTable, cell: ForwardCell) -> StrictCurves:
     key = ("strict", id(cell))
     with _lock:
         if key not in table.compiled:
-            table.compiled[key] = strict_curves(cell.prefill.only_genuine(), cell.decode.only_genuine())
+            measured = (cell.prefill.only_genuine(), cell.decode.only_genuine())
+            table.compiled[key] = strict_curves(*measured, table.knees)
         found: StrictCurves = table.compiled[key]
     return found
 

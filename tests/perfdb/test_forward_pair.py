@@ -57,6 +57,9 @@ def test_rows_keep_their_order_and_values(tmp_path):
         ({"row_count": 4.5}, ["row_count", "4.5"]),
         ({"row_count": True}, ["row_count", "True"]),
         ({"row_count": float("nan")}, ["row_count", "nan"]),
+        ({"knees": [1]}, ["knees", "total_prefill_tokens"]),
+        ({"knees": {"other": [1]}}, ["knees", "other"]),
+        ({"knees": {"kv_tokens_per_request": [0]}}, ["knees.kv_tokens_per_request", "positive"]),
         ({"schema_version": 7}, ["missing column", *EXECUTION]),
     ],
 )

@@ -64,6 +64,15 @@ def test_the_first_publisher_of_a_cell_wins(tmp_path):
     assert 9.9 not in read(path).latency_ms
 
 
+def test_declared_knees_stay_until_they_are_given_anew(tmp_path):
+    path = str(tmp_path / "t.parquet")
+    for rows, facts in ((ROWS, {"knees": {"total_prefill_tokens": [128]}}), ([decode(2, 4, 3.5)], None)):
+        publish_rows(path, rows, facts=facts)
+    assert read(path).sidecar["knees"] == {"total_prefill_tokens": [128]}
+    publish_rows(path, ROWS, facts={"knees": {}})
+    assert read(path).sidecar["knees"] == {}
+
+
 def test_a_damaged_pair_is_not_built_upon(tmp_path):
     path = write_pair(tmp_path, ROWS, parquet_sha256="0" * 64)
     with pytest.raises(FpmDataError, match="digest mismatch"):

@@ -113,6 +113,47 @@ def test_nothing_is_extrapolated(batch, tokens, kv):
     assert direct([(1, 100, 0, 10), (1, 200, 0, 20)]).prefill_query(batch, tokens, kv)[0] == "no_support"
 
 
+def with_knees(prefills=(), decodes=(), **knees):
+    prefill_points = points(*prefills) if prefills else points((1, 1, 0, 1.0))
+    decode_points = points(*((b, 0, kv, ms) for b, kv, ms in decodes)) if decodes else points((1, 0, 1, 1.0))
+    return DirectEngine(*strict_curves(prefill_points, decode_points, knees), explain)
+
+
+class TestKnees:
+    @pytest.mark.parametrize(
+        ("tokens", "supported"), [(100, True), (120, False), (128, False), (200, True), (250, True), (300, True)]
+    )
+    def test_a_curve_is_not_read_across_a_captured_size(self, tokens, supported):
+        rows = [(1, at, 0, at / 10) for at in (100, 200, 300)]
+        engine = with_knees(rows, total_prefill_tokens=(128,))
+        assert (engine.prefill_query(1, tokens, 0)[0] == "ok") == supported
+
+    def test_a_pair_of_points_at_the_knee_serves_both_sides(self):
+        rows = [(1, at, 0, float(at)) for at in (100, 128, 129, 200)]
+        engine = with_knees(rows, total_prefill_tokens=(128,))
+        assert [engine.prefill_query(1, at, 0)[0] for at in (110, 128, 129, 150)] == ["ok"] * 4
+
+    def test_cached_lengths_are_not_blended_across_the_window_of_attention(self):
+        rows = [(2, at, kv, 10.0) for at in (100, 200) for kv in (0, 100, 300)]
+        engine = with_knees(rows, kv_tokens_per_request=(100,))
+        assert engine.prefill_query(2, 150, 50)[0] == "ok"
+        assert engine.prefill_query(2, 150, 150)[0] == "no_support"
+
+    def test_decode_is_not_read_across_the_window_of_attention(self):
+        engine = with_knees(decodes=[(2, kv, 3.0) for kv in (4, 100, 300)], kv_tokens_per_request=(100,))
+        assert [engine.decode_query(2, kv)[0] for kv in (50, 150, 300)] == ["ok", "no_support", "ok"]
+
+    def test_the_sidecar_declares_them(self, place):
+        config = config_of(place)
+        write_pair(
+            place / "pair",
+            [row | {"model_path": config["model"]} for row in ROWS],
+            knees={"total_prefill_tokens": [128]},
+        )
+        with pytest.raises(FpmUncoveredError):
+            ForwardPassPerfModel.best_available(config).predict_prefill_latency_total(1, 150, 0)
+
+
 @given(
     st.lists(st.floats(0.1, 1e3), min_size=4, max_size=4),
     st.integers(100, 200),
