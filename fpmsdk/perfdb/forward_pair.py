@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -331,8 +330,3 @@ def _describe(rows: PairRows, row: int) -> str:
     found = {name: rows.texts[name].of(row) for name in ("cell_id", *TEXT_COLUMNS[1:]) if name in rows.texts}
     coordinates = dict(zip(COORDINATE_COLUMNS, rows.coordinates[:, row].tolist(), strict=True))
     return str(found | coordinates | {"latency_ms": float(rows.latency_ms[row])})
-
-
-def absolute_table_path(path: str) -> str:
-    """Absolute path of a table named by a caller."""
-    return os.path.abspath(path)
