@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data lint bench compare-regression compare-op-level clean
+.PHONY: demo test test-data lint bench compare-regression compare-op-level compare-interpolation clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,11 @@ $(PEERS)/regression/.ready: Makefile
 	$(PEERS)/regression/bin/pip install --quiet --pre --no-deps --only-binary :all: $(PEER_WHEELS)
 	$(PEERS)/regression/bin/pip install --quiet msgspec numpy packaging pandas pyarrow pydantic pyyaml
 	touch $@
+
+compare-interpolation: $(PEERS)/regression/.ready
+	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
+	$(PEERS)/regression/bin/pip install --quiet .
+	$(PEERS)/regression/bin/python benchmarks/compare/interpolation.py $(EVIDENCE)
 
 # EVIDENCE=--write-evidence keeps the figures in benchmarks/evidence/.
 compare-regression: $(PEERS)/regression/.ready

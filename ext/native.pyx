@@ -59,6 +59,12 @@ cdef class NativeEngine:
     cdef object explain(self, const FpmRank* rank):
         return RuntimeError("this engine prices nothing")
 
+    cdef void count_queries(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil:
+        pass
+
+    cdef object evidence(self, const FpmRank* ranks, Py_ssize_t num_ranks):
+        return []
+
 
 # How the mixed composition treats an operator.
 cdef enum:
@@ -251,6 +257,13 @@ cdef class OpLevelEngine(NativeEngine):
 cdef class NativeView(ServingView):
     """An engine with published correction factors."""
 
+    cdef int counted_ms(
+        self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms, Py_ssize_t* slowest
+    ) noexcept nogil:
+        if self.engine.counts_queries:
+            self.engine.count_queries(ranks, num_ranks)
+        return self.native_ms(ranks, num_ranks, latency_ms, slowest)
+
     cdef int native_ms(
         self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms, Py_ssize_t* slowest
     ) noexcept nogil:
@@ -285,7 +298,7 @@ cdef class NativeView(ServingView):
 
     cdef int evaluate(self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms) noexcept nogil:
         cdef Py_ssize_t slowest
-        cdef int fault = self.native_ms(ranks, num_ranks, latency_ms, &slowest)
+        cdef int fault = self.counted_ms(ranks, num_ranks, latency_ms, &slowest)
         if fault == FAULT_NONE:
             latency_ms[0] *= self.correction(ranks, num_ranks)
         return fault
@@ -303,7 +316,7 @@ cdef class NativeView(ServingView):
         return () if self.prefill is None else (self.prefill, self.decode, self.mixed)
 
     def estimate_parts(self, metrics, decode_frame):
-        """(native latency ms, correction factor, slowest rank or None) of one iteration."""
+        """(native latency ms, correction factor, slowest rank or None, evidence of the engine) of one iteration."""
         cdef Records records = read_iterations([metrics] if not is_rank(metrics) else metrics, decode_frame)
         cdef FaultSite site
         cdef double native_ms
@@ -311,10 +324,15 @@ cdef class NativeView(ServingView):
         site.iteration = -1
         site.fault = check_ranks(records.ranks, records.num_ranks, &site.rank)
         if site.fault == FAULT_NONE:
-            site.fault = self.native_ms(records.ranks, records.num_ranks, &native_ms, &slowest)
+            site.fault = self.counted_ms(records.ranks, records.num_ranks, &native_ms, &slowest)
         if site.fault != FAULT_NONE:
             raise self.error(&site, records.ranks, records.num_ranks)
-        return native_ms, self.correction(records.ranks, records.num_ranks), slowest if slowest >= 0 else None
+        return (
+            native_ms,
+            self.correction(records.ranks, records.num_ranks),
+            slowest if slowest >= 0 else None,
+            self.engine.evidence(records.ranks, records.num_ranks),
+        )
 
 
 cdef class NativeEstimator(Estimator):
@@ -357,7 +375,7 @@ cdef class NativeEstimator(Estimator):
         cdef int fault
         if self.prefill is None:
             return FAULT_NONE
-        fault = (<NativeView>self.serving).native_ms(ranks, num_ranks, &native_ms, &slowest)
+        fault = (<NativeView>self.serving).counted_ms(ranks, num_ranks, &native_ms, &slowest)
         if fault != FAULT_NONE:
             return fault
         iteration_kind(ranks, num_ranks, coordinates)

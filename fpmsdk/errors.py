@@ -10,7 +10,11 @@ from collections.abc import Sequence
 __all__ = [
     "ConfigError",
     "EmptyResultError",
+    "FpmDataError",
+    "FpmNoCellError",
+    "FpmNotCollectedError",
     "FpmSdkError",
+    "FpmUncoveredError",
     "FrameDecodeError",
     "LaunchConfigError",
     "MetricsError",
@@ -99,6 +103,30 @@ class StateLayoutError(FpmSdkError, ValueError):
 
 class PerfDataNotAvailableError(FpmSdkError, RuntimeError):
     """Performance data for the request are not installed; a sweep may skip the point."""
+
+
+class FpmDataError(PerfDataNotAvailableError):
+    """A whole-forward table or its sidecar breaks a rule of the format; the message names file, rule and place."""
+
+
+class FpmNotCollectedError(PerfDataNotAvailableError):
+    """No whole-forward table was collected where one is asked for, or none of its rows serve the phase."""
+
+
+class FpmNoCellError(PerfDataNotAvailableError):
+    """No cell of a whole-forward table has the requested identity; the message lists those that were collected."""
+
+
+class FpmUncoveredError(PerfDataNotAvailableError):
+    """The measured points of a cell do not support a query.
+
+    `points` is the smallest set whose measurement would support it: (phase, (batch size, prefill tokens or None, KV
+    tokens)) each. Whole ranks name the points of all their lookups.
+    """
+
+    def __init__(self, message: str, points: Sequence[tuple[str, tuple[float, float | None, float]]] = ()) -> None:
+        super().__init__(message)
+        self.points = tuple(points)
 
 
 class PerfDataCorruptError(FpmSdkError, ValueError):

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"declarations"},
-    {"features", "frames", "sampler", "grid", "sites"},
+    {"features", "frames", "sampler", "grid", "sites", "passroofline"},
     {"operators"},
-    {"estimator", "regression", "correction", "native"},
+    {"estimator", "regression", "correction", "native", "wholeforward"},
     {"pricing"},
     {"pages", "scheduler"},
     {"replay"},

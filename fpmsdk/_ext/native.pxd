@@ -21,10 +21,17 @@ cdef enum:
 
 
 cdef class NativeEngine:
+    # Whether `count_queries` has to be told of every estimate.
+    cdef readonly bint counts_queries
+
     # Uncorrected latency of one rank in ms; 0.0 without work. Returns FAULT_NONE or FAULT_NATIVE.
     cdef int rank_ms(self, const FpmRank* rank, double* latency_ms) noexcept nogil
     # The exception that explains a rank that cannot be priced.
     cdef object explain(self, const FpmRank* rank)
+    # Take note of the data behind one estimate.
+    cdef void count_queries(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil
+    # What the estimates of ranks rest on, in a form of the engine's own.
+    cdef object evidence(self, const FpmRank* ranks, Py_ssize_t num_ranks)
 
 
 cdef struct Miss:
@@ -59,6 +66,10 @@ cdef class NativeView(ServingView):
     cdef readonly CorrectionTable decode
     cdef readonly CorrectionTable mixed
 
+    # `native_ms` of an estimate, which the engine may count.
+    cdef int counted_ms(
+        self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms, Py_ssize_t* slowest
+    ) noexcept nogil
     cdef int native_ms(
         self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms, Py_ssize_t* slowest
     ) noexcept nogil

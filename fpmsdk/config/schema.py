@@ -256,6 +256,10 @@ class Field:
         self.default = default
         self.alias = alias
         self.omit_default = omit_default
+        # A default that cannot be changed need be read and written only once; others are made anew each time.
+        self._fixed = default is None or isinstance(default, (bool, int, float, str))
+        self._fixed_default = kind.read(default, name) if self._fixed and default is not None else None
+        self._written_default = self.write(self.default_value()) if omit_default else None
 
     @property
     def required(self) -> bool:
@@ -264,7 +268,11 @@ class Field:
 
     def default_value(self) -> Any:
         """Return a fresh stored default."""
-        return None if self.default is None else self.kind.read(self.default, self.name)
+        return self._fixed_default if self._fixed else self.kind.read(self.default, self.name)
+
+    def is_omitted(self, written: Any) -> bool:
+        """Whether the output leaves out this JSON form of the field's value."""
+        return self.omit_default and written == self._written_default
 
     def write(self, value: Any) -> Any:
         """Return the JSON form of a stored value, None for one that is absent."""
@@ -312,7 +320,7 @@ class Record:
         document: dict[str, Any] = {}
         for known in self.fields:
             written = known.write(value[known.name])
-            if not (known.omit_default and written == known.write(known.default_value())):
+            if not known.is_omitted(written):
                 document[known.name] = written
         return document
 

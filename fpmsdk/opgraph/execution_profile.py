@@ -15,10 +15,11 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from fpmsdk.config.modes import GEMM_MODES, MOE_MODES
 from fpmsdk.errors import ConfigError
 from fpmsdk.opgraph import ops as kinds
 from fpmsdk.opgraph.ops import Fallback, Op, Overlap
-from fpmsdk.opgraph.quantization import ACCEPTED, GEMM_MODES, MOE_MODES
+from fpmsdk.opgraph.quantization import ACCEPTED
 from fpmsdk.opgraph.spec import EngineSpec
 
 FIELD = "estimator_config.op_level.execution_profile"

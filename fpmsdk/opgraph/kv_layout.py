@@ -3,7 +3,7 @@
 Pipeline stages do not divide it. Source: op-level.md section 6.
 """
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from fpmsdk.opgraph.architectures import DEEPSEEK
 from fpmsdk.opgraph.model_config import ModelConfig
@@ -12,6 +12,23 @@ from fpmsdk.opgraph.quantization import CACHE_BYTES
 
 _KV_LORA_RANK = 512
 _ROPE_HEAD_DIM = 64
+
+
+class KvLayers(NamedTuple):
+    """Layers of one kind on one rank; `window_tokens` is what they keep of a sequence, 0 for all of it."""
+
+    num_layers: int
+    bytes_per_layer_token: float
+    window_tokens: int
+
+    def bytes_of(self, tokens: int) -> float:
+        """Bytes of one sequence.
+
+        >>> KvLayers(2, 100, 8).bytes_of(5), KvLayers(2, 100, 8).bytes_of(50)
+        (1000, 1600)
+        """
+        held = min(tokens, self.window_tokens) if self.window_tokens else tokens
+        return self.num_layers * self.bytes_per_layer_token * held
 
 
 def kv_bytes_per_layer_token(model: ModelConfig, precision: Precision, tp: int) -> float:
@@ -25,14 +42,14 @@ def kv_bytes_per_layer_token(model: ModelConfig, precision: Precision, tp: int) 
 
 def kv_bytes_per_sequence(model: ModelConfig, precision: Precision, tp: int, tokens: int) -> float:
     """Bytes of one sequence on one rank; layers with a window stop growing there."""
-    return sum(size * (min(tokens, window) if window else tokens) for size, window in _cached(model, precision, tp))
+    return sum(part.bytes_of(tokens) for part in kv_breakdown(model, precision, tp))
 
 
 def kv_tokens(model: ModelConfig, precision: Precision, tp: int, budget_bytes: float) -> int:
     """The longest sequence whose cache fits into a budget; the model's longest when the cache stops growing."""
     if budget_bytes <= 0:
         return 0
-    windows = [window for _, window in _cached(model, precision, tp)]
+    windows = [part.window_tokens for part in kv_breakdown(model, precision, tp)]
     if all(windows) and kv_bytes_per_sequence(model, precision, tp, max(windows)) <= budget_bytes:
         return model.context_length
     if not any(windows):
@@ -40,19 +57,22 @@ def kv_tokens(model: ModelConfig, precision: Precision, tp: int, budget_bytes: f
     return _longest_fitting(model, precision, tp, budget_bytes)
 
 
-def _cached(model: ModelConfig, precision: Precision, tp: int) -> Iterator[tuple[float, int]]:
-    """Bytes per token and window (0 for none) of the layers, those that are alike together."""
-    for group in model.groups:
-        if group.heads:
-            elements = -(-group.kv_heads // tp) * (group.head_size + group.value_size)
-            yield group.count * elements * CACHE_BYTES[precision.kv_cache], group.window if group.evicts else 0
+def kv_breakdown(model: ModelConfig, precision: Precision, tp: int) -> tuple[KvLayers, ...]:
+    """The caches of one rank by layers that are alike; they add up to `kv_bytes_per_sequence`."""
     if model.groups:
-        return
+        return tuple(
+            KvLayers(
+                group.count,
+                -(-group.kv_heads // tp) * (group.head_size + group.value_size) * CACHE_BYTES[precision.kv_cache],
+                group.window if group.evicts else 0,
+            )
+            for group in model.groups
+            if group.heads
+        )
     layer = kv_bytes_per_layer_token(model, precision, tp)
-    if model.windowed_layers:
-        yield model.windowed_layers * layer, model.attention_window
-    if full := model.num_layers - model.windowed_layers:
-        yield full * layer, 0
+    windowed, full = model.windowed_layers, model.num_layers - model.windowed_layers
+    parts = (KvLayers(windowed, layer, model.attention_window), KvLayers(full, layer, 0))
+    return tuple(part for part in parts if part.num_layers)
 
 
 def _longest_fitting(model: ModelConfig, precision: Precision, tp: int, budget_bytes: float) -> int:

@@ -6,12 +6,13 @@ Decides on mode names only; what a mode costs is in `quantization.py`. Source: o
 import re
 from typing import Any, NamedTuple
 
+from fpmsdk.config.modes import GEMM_MODES, MOE_MODES
 from fpmsdk.errors import UnsupportedModelError
 from fpmsdk.opgraph.architectures import DEEPSEEK, GEMMA4
 from fpmsdk.opgraph.deployment import Deployment
 from fpmsdk.opgraph.mixed_precision import mixed_precision_weights
 from fpmsdk.opgraph.model_config import ModelConfig
-from fpmsdk.opgraph.quantization import GEMM_MODES, MOE_MODES, check_mode
+from fpmsdk.opgraph.quantization import check_mode
 
 BF16, FP8, FP8_BLOCK, FP8_STATIC, NVFP4 = "bfloat16", "fp8", "fp8_block", "fp8_static", "nvfp4"
 

@@ -5,6 +5,7 @@ Constants only; which mode a checkpoint uses is decided in `precision.py`. Sourc
 
 from typing import NamedTuple
 
+from fpmsdk.config.modes import COMM_MODES, FMHA_MODES, GEMM_MODES, KV_CACHE_MODES, MOE_MODES
 from fpmsdk.errors import ConfigError
 
 
@@ -39,43 +40,13 @@ MODES = {
 CACHE_BYTES = {"bfloat16": 2, "int8": 1, "fp8": 1}
 COMM_BYTES = {"half": 2, "int8": 1, "fp8": 1}
 
-GEMM_MODES = (
-    "bfloat16",
-    "int8_wo",
-    "int4_wo",
-    "fp8",
-    "fp8_static",
-    "sq",
-    "fp8_block",
-    "fp8_ootb",
-    "nvfp4",
-    "nvfp4_wo",
-    "w4a16_nvfp4",
-)
-MOE_MODES = (
-    "bfloat16",
-    "fp8",
-    "int4_wo",
-    "fp8_block",
-    "w4afp8",
-    "nvfp4",
-    "nvfp4_wo",
-    "w4a16_mxfp4",
-    "w4a8_mxfp4_mxfp8",
-    "w4a8_mxfp4_mxfp8_trtllm",
-    "w4a16_mxfp4_cutlass",
-    "w4a16_nvfp4",
-    "w4a16_mxfp4_humming",
-)
-FMHA_MODES = ("bfloat16", "fp8", "fp8_block")
-
 # Accepted names of each field of a configuration.
 ACCEPTED = {
     "gemm_quant_mode": GEMM_MODES,
     "moe_quant_mode": MOE_MODES,
     "fmha_quant_mode": FMHA_MODES,
-    "kvcache_quant_mode": tuple(CACHE_BYTES),
-    "comm_quant_mode": tuple(COMM_BYTES),
+    "kvcache_quant_mode": KV_CACHE_MODES,
+    "comm_quant_mode": COMM_MODES,
 }
 
 _GEMM_WIRE = {"int8_wo": "int8", "sq": "int8", "int4_wo": "int4", "fp8_ootb": "fp8", "nvfp4_wo": None}

@@ -49,6 +49,10 @@ class Kind:
         """The estimate with its parts."""
         raise NotImplementedError
 
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with the measurements behind it and the error to expect."""
+        raise self._lacks("explain", "a native estimator")
+
     def store_diagnostics(self) -> list[dict[str, Any]]:
         """Regression stores; empty for other kinds."""
         return []
@@ -65,6 +69,10 @@ class Kind:
     def is_corrected(self) -> bool:
         """Whether online correction applies."""
         return False
+
+    def query_coverage(self) -> dict[str, Any] | None:
+        """Counts and gaps of table lookups; None unless they are collected."""
+        return None
 
     def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
         """Uncorrected latency in ms of a whole phase."""

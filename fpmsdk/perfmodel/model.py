@@ -104,12 +104,12 @@ class ForwardPassPerfModel:
             raise ConfigError("give exactly one of config and state_snapshot")
         if config is None:
             raise MissingCapabilityError("this release cannot restore state snapshots (state_snapshot)")
-        return cls(select(normalize_request(config)))
+        return cls(select(_normalized(config)))
 
     @staticmethod
     def normalize_config(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
         """The canonical form of a configuration, validated, without building a model."""
-        return normalize_request(config)
+        return _normalized(config)
 
     @staticmethod
     def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> NoReturn:
@@ -119,9 +119,14 @@ class ForwardPassPerfModel:
     @staticmethod
     def estimate_cache_budget(
         config: "ForwardPassPerfModelConfig | Mapping[str, Any]", budget: Mapping[str, Any]
-    ) -> NoReturn:
-        """KV-cache budget of a measured deployment profile."""
-        raise MissingCapabilityError("this release cannot read deployment profiles (estimate_cache_budget)")
+    ) -> dict[str, Any]:
+        """KV-cache budget of the deployment that a configuration selects from its profile.
+
+        Source: fpm-interpolation.md section 7.
+        """
+        from fpmsdk.launch.cache_budget import estimate_cache_budget
+
+        return estimate_cache_budget(_normalized(config), budget)
 
     @classmethod
     def from_learned(cls, source: Any, options: Mapping[str, Any] | None = None) -> NoReturn:
@@ -177,6 +182,28 @@ class ForwardPassPerfModel:
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
         """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
         return self._kind.detailed(metrics, _decode_frame)
+
+    def explain(self, metrics: Metrics) -> dict[str, Any]:
+        """The estimate with the measurements behind it and the error to expect.
+
+        Parameters
+        ----------
+        metrics: as `estimate_forward_pass_time_ms`.
+
+        Returns
+        -------
+        `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `in_domain`, `expected_error` and per rank
+        its `lookups`: each with `phase`, `coordinates`, `resolution`, `in_domain` (nothing was carried beyond the
+        measurements), `distance` to the nearest anchor in doublings, `expected_error` (relative, from the table's own
+        leave-one-out report, None when the table cannot say) and `anchors` (`coordinates`, `latency_ms`, `weight`,
+        `distance`).
+
+        Raises
+        ------
+        UnsupportedQueryError: not a native model.
+        PerfDataNotAvailableError: the iteration is not covered; the message says which points to measure.
+        """
+        return self._kind.explain(metrics, _decode_frame)
 
     # --- tune ---
 
@@ -261,8 +288,11 @@ class ForwardPassPerfModel:
         return total / len(factors) if factors else None
 
     def fpm_query_coverage(self) -> dict[str, Any] | None:
-        """Coverage of table queries; None unless it is collected."""
-        return None
+        """Counts and gaps of table lookups since construction; None unless `collect_coverage` is set.
+
+        Source: fpm-interpolation.md section 8.
+        """
+        return self._kind.query_coverage()
 
     def learned_feature_names(self) -> list[str] | None:
         """Features of a learned estimator; None for other kinds."""
@@ -337,6 +367,17 @@ class ForwardPassPerfModel:
 def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
     """Identity and readiness of a saved state, without loading the model."""
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
+
+
+def _normalized(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
+    return normalize_request(config, _is_registered)
+
+
+def _is_registered(architecture: str) -> bool:
+    # The registry is loaded by the first profile.
+    from fpmsdk.opgraph.architectures import ARCHITECTURES
+
+    return architecture in ARCHITECTURES
 
 
 def _columns(batch: Any) -> Columns | None:

@@ -42,14 +42,18 @@ class NativeKind(Kind):
 
     def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """Latency, its native part, the factor and the slowest rank."""
-        native_ms, factor, slowest = self.serving.estimate_parts(metrics, decode_frame)
+        native_ms, factor, slowest, evidence = self.serving.estimate_parts(metrics, decode_frame)
         return {
             "latency_ms": native_ms * factor,
             "native_latency_ms": native_ms,
             "correction_factor": factor,
             "max_rank": slowest,
-            "ranks": [],
+            "ranks": self.rank_evidence(evidence) if native_ms > 0.0 else [],
         }
+
+    def rank_evidence(self, evidence: list[Any]) -> list[dict[str, Any]]:
+        """What the engine says of each rank, for the detailed estimate; engines that have nothing to say give []."""
+        return []
 
     def correction_factors(self) -> list[float]:
         """Ready factors: prefill, decode, mixed."""

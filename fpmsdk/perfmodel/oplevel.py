@@ -7,7 +7,7 @@ Source: op-level.md section 5; fpm-model.md sections 2.1 and 4.
 import operator
 import os
 import tempfile
-from typing import Any
+from typing import Any, NoReturn
 
 from fpmsdk._ext.native import OpLevelEngine
 from fpmsdk._ext.operators import MISSING_FLOPS, NOT_FINITE, UNEVEN_BATCH, Operator
@@ -34,6 +34,7 @@ from fpmsdk.perfdb import (
     open_database,
     open_root,
 )
+from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.native import NativeKind
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
 from fpmsdk.perfmodel.oplevel_readiness import require_tables
@@ -53,6 +54,10 @@ class OpLevelKind(NativeKind):
         self.spec = spec
         self._engine = engine
         self._draft_width = config["nextn"] + 1
+
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> NoReturn:
+        """Refused: operators do not report the measurements that they used."""
+        raise MissingCapabilityError("this release explains whole-forward estimates only, not op_level ones (explain)")
 
     def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
         """Latency of a whole prefill, or of all decode steps after the first token."""

@@ -118,25 +118,29 @@ def _regression(config: dict[str, Any]) -> _Built:
 
 def _op_level(config: dict[str, Any]) -> _Built:
     # The op graph and the performance database load with the first native model.
-    from fpmsdk.config.systems import HOW_TO_GET_DATA
     from fpmsdk.perfmodel.oplevel import build_op_level
+
+    return _first_root(config, build_op_level)
+
+
+def _fpm_interpolation(config: dict[str, Any]) -> _Built:
+    from fpmsdk.perfmodel.wholeforward import build_whole_forward
+
+    return _first_root(config, build_whole_forward)
+
+
+def _first_root(config: dict[str, Any], build: Callable[[dict[str, Any], str], tuple[Kind, dict[str, Any]]]) -> _Built:
+    from fpmsdk.config.systems import HOW_TO_GET_DATA
 
     failure: Exception = UnknownSystemError(f"failed to find performance data roots; {HOW_TO_GET_DATA}")
     for root in config["systems_paths"]:
         try:
-            kind, pinned = build_op_level(config, root)
+            kind, pinned = build(config, root)
         except FALLBACK_SAFE as error:
             failure = error
             continue
         return _Built(kind, pinned, root)
     raise failure
-
-
-def _fpm_interpolation(config: dict[str, Any]) -> _Built:
-    raise MissingCapabilityError(
-        "estimation from measured whole-forward tables is not part of this release; use estimation_mode 'op_level' "
-        "or 'fpm_regression'"
-    )
 
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], _Built]] = {

@@ -70,6 +70,7 @@ class ReplayReport:
     num_workers, gpus_per_worker: what ran from the first to the last simulated moment.
     options: the settings that the figures depend on; shown in the JSON report.
     sla: bounds for goodput.
+    fpm_query_coverage: how measured tables covered the replay, None when that was not collected.
 
     Raises
     ------
@@ -93,7 +94,9 @@ class ReplayReport:
         gpus_per_worker: int = 1,
         options: Mapping[str, Any] | None = None,
         sla: Sla | None = None,
+        fpm_query_coverage: Mapping[str, Any] | None = None,
     ) -> None:
+        self.fpm_query_coverage = fpm_query_coverage
         self.latencies = RequestLatencies.of(
             requests["arrival_ms"],
             requests["first_token_ms"],
@@ -143,8 +146,13 @@ class ReplayReport:
         return _arrow(self.pass_columns)
 
     def to_json(self, *, per_request: bool = True) -> str:
-        """The report as one JSON object: `options`, `summary` and, unless not wanted, `per_request`."""
+        """The report as one JSON object: `options`, `summary` and, unless not wanted, `per_request`.
+
+        `fpm_query_coverage` is in it when it was collected.
+        """
         document: dict[str, Any] = {"options": self.options, "summary": self.summary}
+        if self.fpm_query_coverage is not None:
+            document["fpm_query_coverage"] = self.fpm_query_coverage
         if per_request:
             columns = {key: self.request_columns[name].tolist() for key, name in _RECORD_KEYS.items()}
             columns["admission_history"] = self._admission_histories()

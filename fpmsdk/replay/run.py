@@ -24,6 +24,7 @@ from fpmsdk._ext.scheduler import Refusal, Requests, Scheduler, Status
 from fpmsdk.config.schema import shown
 from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError, TraceError
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
+from fpmsdk.replay.coverage import coverage_on_failure, coverage_roles, replay_coverage
 from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
@@ -152,7 +153,8 @@ def replay_trace(
         request_ids=trace.request_ids.tolist(),
     )
     started = time.perf_counter()
-    replay.run()
+    with coverage_on_failure(timing):
+        replay.run()
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
     gaps = replay.recorder.gaps.array()
@@ -182,6 +184,7 @@ def replay_trace(
             "launch": launch.to_dict(),
         },
         sla=bounds,
+        fpm_query_coverage=replay_coverage(roles, completed=True) if (roles := coverage_roles(timing)) else None,
     )
     report.summary["composed_passes"] = pricer.num_composed
     report.summary["mixed_passes_priced_separately"] = pricer.num_fallback

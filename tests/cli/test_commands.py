@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import fpmsdk.sample
 from fpmsdk.cli.app import app
 from fpmsdk.metrics import write_frames
+from tests.perfdb.pairs import decode, prefill, write_pair
 from tests.perfdb.synthetic import GEMM, Systems
 
 SAMPLE = Path(fpmsdk.sample.__file__).parent
@@ -397,3 +398,34 @@ def test_doctor_asks_for_the_declared_dependencies_and_the_package_uses_each():
     source = "\n".join(path.read_text() for path in (root / "fpmsdk").rglob("*.py"))
     modules = [{"pyyaml": "yaml"}.get(name, name) for name in names]
     assert [name for name in modules if f"import {name}" not in source and f"from {name}" not in source] == []
+
+
+class TestTable:
+    @pytest.fixture
+    def pair(self, tmp_path):
+        rows = [prefill(1, tokens, 0, tokens / 10) for tokens in (100, 200, 400)]
+        return str(write_pair(tmp_path / "pair", [*rows, *(decode(1, kv, 3.0) for kv in (2, 64, 128))]))
+
+    def test_check_lists_the_cells(self, pair):
+        (cell,) = result_of("table", "check", pair)["cells"]
+        assert (cell["model_path"], cell["prefill_points"], cell["decode_points"]) == ("org/tiny", 3, 3)
+        assert cell["domain"]["total_kv_read_tokens"] == [0, 128]
+        assert "org/tiny" in run("table", "check", pair).stdout
+
+    def test_loo_reports_errors_by_phase(self, pair):
+        (cell,) = result_of("table", "loo", pair)["cells"]
+        assert (cell["decode"]["points"], cell["decode"]["predicted"], cell["decode"]["max_error"]) == (3, 1, 0.0)
+        assert "prefill" in run("table", "loo", pair).stdout
+
+    def test_merge_publishes_into_one_pair(self, pair, tmp_path):
+        other = write_pair(tmp_path / "other", [decode(2, 4, 3.5, cell_id="other")])
+        merged = result_of("table", "merge", str(tmp_path / "t.parquet"), pair, str(other))
+        assert (merged["num_rows"], merged["added_rows"]) == (7, 7)
+        assert "1 rows" not in run("table", "check", str(tmp_path / "t.parquet")).stderr
+
+    def test_a_faulty_pair_is_one_message(self, pair):
+        Path(pair.replace(".parquet", ".metadata.json")).unlink()
+        assert "sidecar cannot be read" in rejection_of("table", "check", pair, code=1)
+
+    def test_the_table_of_the_pair_is_to_be_named(self, pair):
+        assert "*.parquet" in rejection_of("table", "loo", pair.replace(".parquet", ".metadata.json"), code=1)

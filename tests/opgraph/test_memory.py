@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fpmsdk.errors import ConfigError, ModelConfigError, UnsupportedModelError
 from fpmsdk.opgraph import build_graph
-from fpmsdk.opgraph.kv_layout import kv_bytes_per_sequence, kv_tokens
+from fpmsdk.opgraph.kv_layout import kv_breakdown, kv_bytes_per_sequence, kv_tokens
 from fpmsdk.opgraph.memory import MIB, MemoryRequest, SystemMemory, estimate_kv_cache, weight_bytes
 from fpmsdk.opgraph.naive_memory import estimate_kv_cache_naively
 from fpmsdk.opgraph.precision import Precision
@@ -299,3 +299,26 @@ def test_unusable_requests_without_a_graph(naive, asked, reservation, path):
 def test_experts_need_no_dense_intermediate_size_without_a_graph(naive):
     config = QWEN3_30B | {"architectures": ["X"], "intermediate_size": None}
     assert naive(config).total_kv_size_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "parts"),
+    [
+        (LLAMA_8B, 1, [(32, 2 * 8 * 128 * 2, 0)]),
+        (LLAMA_8B, 16, [(32, 2 * 1 * 128 * 2, 0)]),  # heads are replicated beyond one a rank
+        (DEEPSEEK_V3, 1, [(61, (512 + 64) * 2, 0)]),
+        (DEEPSEEK_V3, 8, [(61, (512 + 64) * 2, 0)]),  # the latent cache is not divided
+        (GPT_OSS_120B, 1, [(18, 2 * 8 * 64 * 2, 128), (18, 2 * 8 * 64 * 2, 0)]),
+    ],
+)
+def test_the_cache_of_a_rank_is_told_by_kinds_of_layers(config, tp, parts):
+    assert [tuple(part) for part in kv_breakdown(model(config), BF16, tp)] == parts
+
+
+@pytest.mark.parametrize("name", sorted(CHECKPOINTS))
+@pytest.mark.parametrize("tokens", [1, 4096])
+def test_the_parts_of_the_cache_add_up(name, tokens):
+    checkpoint = model(CHECKPOINTS[name])
+    parts = kv_breakdown(checkpoint, BF16, 2)
+    assert sum(part.bytes_of(tokens) for part in parts) == kv_bytes_per_sequence(checkpoint, BF16, 2, tokens)
+    assert sum(part.num_layers for part in parts) <= checkpoint.num_layers

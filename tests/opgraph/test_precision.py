@@ -2,9 +2,10 @@
 
 import pytest
 
+from fpmsdk.config.modes import GEMM_MODES, MOE_MODES
 from fpmsdk.errors import ConfigError, UnsupportedModelError
 from fpmsdk.opgraph import infer_precision
-from fpmsdk.opgraph.quantization import ACCEPTED, CACHE_BYTES, GEMM_MODES, MODES, MOE_MODES
+from fpmsdk.opgraph.quantization import ACCEPTED, CACHE_BYTES, MODES
 from tests.opgraph.checkpoints import BLOCK_FP8, DEEPSEEK_V3, QWEN3_30B, QWEN3_32B, deployment, model
 
 FP8 = {"quant_method": "fp8"}

@@ -568,7 +568,6 @@ def test_reports_of_learned_models_are_none_for_others(query):
         lambda: inspect_state_snapshot("x"),
         lambda: ForwardPassPerfModel.from_learned({}),
         lambda: ForwardPassPerfModel.learned_identity(IDENTITY),
-        lambda: ForwardPassPerfModel.estimate_cache_budget(IDENTITY, {}),
     ],
 )
 def test_what_this_release_lacks_is_named(call):
