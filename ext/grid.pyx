@@ -96,64 +96,109 @@ cdef int carry_over(
     return GRID_HIT
 
 
-cdef struct Neighbour:
-    double squared_distance
-    int64_t nodes[MAX_GRID_AXES]     # of each level; the last one is the measurement
+cdef double squared_gap(const double* logs, int64_t low, int64_t high, double here) noexcept nogil:
+    # Least squared distance from the query to the nodes [low, high) of a level.
+    if here < logs[low]:
+        return (logs[low] - here) * (logs[low] - here)
+    if here > logs[high - 1]:
+        return (here - logs[high - 1]) * (here - logs[high - 1])
+    return 0.0
 
 
-cdef struct Search:
-    # The nearest measurements so far, ascending in distance; one more than are averaged, for the support radius.
-    int count
-    Neighbour nearest[NUM_NEIGHBOURS + 1]
-    bint check_sol                   # leave out measurements without a roofline
-    sol_function sol
-    const void* params
-
-
-cdef bint too_far(const Search* search, double squared_distance) noexcept nogil:
-    return search.count == NUM_NEIGHBOURS + 1 and squared_distance > search.nearest[NUM_NEIGHBOURS].squared_distance
-
-
-cdef bint before(const Neighbour* a, const Neighbour* b, int last) noexcept nogil:
-    if a.squared_distance != b.squared_distance:
-        return a.squared_distance < b.squared_distance
-    return a.nodes[last] < b.nodes[last]
-
-
-cdef void offer(Search* search, const Neighbour* candidate, int last) noexcept nogil:
+cdef void offer(Search* search, double squared_distance, int64_t leaf) noexcept nogil:
+    # Keep the nearest, in order of distance; the earlier measurement on ties.
     cdef int i
     if search.count == NUM_NEIGHBOURS + 1:
-        if not before(candidate, &search.nearest[NUM_NEIGHBOURS], last):
+        if not before(squared_distance, leaf, &search.nearest[NUM_NEIGHBOURS]):
             return
         search.count -= 1
     i = search.count
-    while i > 0 and before(candidate, &search.nearest[i - 1], last):
+    while i > 0 and before(squared_distance, leaf, &search.nearest[i - 1]):
         search.nearest[i] = search.nearest[i - 1]
         i -= 1
-    search.nearest[i] = candidate[0]
+    search.nearest[i].squared_distance = squared_distance
+    search.nearest[i].leaf = leaf
     search.count += 1
+    if search.count == NUM_NEIGHBOURS + 1:
+        search.reach = min(search.reach, search.nearest[NUM_NEIGHBOURS].squared_distance)
 
 
-cdef double sol_of(const Grid* grid, const Neighbour* neighbour, sol_function sol, const void* params) noexcept nogil:
-    cdef double coordinates[MAX_GRID_AXES]
+cdef bint before(double squared_distance, int64_t leaf, const Neighbour* other) noexcept nogil:
+    if squared_distance != other.squared_distance:
+        return squared_distance < other.squared_distance
+    return leaf < other.leaf
+
+
+cdef void nodes_of(const Grid* grid, int64_t leaf, int64_t* nodes) noexcept nogil:
+    # The node of every level on the way down to a measurement.
     cdef int axis
+    cdef int64_t low, high, middle
+    nodes[grid.num_axes - 1] = leaf
+    for axis in range(grid.num_axes - 2, -1, -1):
+        low, high = 0, grid.num_nodes[axis]
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if grid.first[axis][middle] <= nodes[axis + 1]:
+                low = middle
+            else:
+                high = middle
+        nodes[axis] = low
+
+
+cdef double sol_of(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+    cdef double coordinates[MAX_GRID_AXES]
+    cdef int64_t nodes[MAX_GRID_AXES]
+    cdef int axis
+    nodes_of(grid, leaf, nodes)
     for axis in range(grid.num_axes):
-        coordinates[axis] = grid.keys[axis][neighbour.nodes[axis]]
+        coordinates[axis] = grid.keys[axis][nodes[axis]]
     return sol(params, coordinates)
+
+
+cdef bint dark(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+    # A measurement that has no utilisation.
+    return not (grid.latency_ms[leaf] > 0.0 and sol_of(grid, leaf, sol, params) > 0.0)
+
+
+cdef void search_row(
+    const Grid* grid, int64_t low, int64_t high, double squared_distance, double here, Search* search
+) noexcept nogil:
+    # The measurements of one row, outward from the query on either side until they are too far.
+    cdef const double* logs = grid.log2_keys[grid.num_axes - 1]
+    cdef int64_t right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
+    cdef int64_t node = right - 1
+    cdef double distance
+    while node >= low:
+        distance = squared_distance + (here - logs[node]) * (here - logs[node])
+        if distance > search.reach:
+            break
+        if search.sol == NULL or not dark(grid, node, search.sol, search.params):
+            offer(search, distance, node)
+        node -= 1
+    while right < high:
+        distance = squared_distance + (logs[right] - here) * (logs[right] - here)
+        if distance > search.reach:
+            break
+        if search.sol == NULL or not dark(grid, right, search.sol, search.params):
+            offer(search, distance, right)
+        right += 1
 
 
 cdef void search_level(
     const Grid* grid, int axis, int64_t low, int64_t high, double squared_distance, const double* log2_query,
-    Neighbour* candidate, Search* search,
+    Search* search,
 ) noexcept nogil:
     # Visit the nodes of a level outward from the query and stop once they are too far: the same neighbours as a scan
     # of all measurements, after a few dozen of them.
     cdef const double* logs = grid.log2_keys[axis]
     cdef double here = log2_query[axis]
-    cdef int last = grid.num_axes - 1
-    cdef int64_t right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
-    cdef int64_t left = right - 1, node
+    cdef int64_t right, left, node, first, end
     cdef double to_left, to_right, distance
+    if axis == grid.num_axes - 1:
+        search_row(grid, low, high, squared_distance, here, search)
+        return
+    right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
+    left = right - 1
     while left >= low or right < high:
         to_left = here - logs[left] if left >= low else INFINITY
         to_right = logs[right] - here if right < high else INFINITY
@@ -164,54 +209,62 @@ cdef void search_level(
             node, distance = right, to_right
             right += 1
         distance = squared_distance + distance * distance
-        if too_far(search, distance):
+        if distance > search.reach:
             return
-        candidate.nodes[axis] = node
-        if axis < last:
-            search_level(
-                grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], distance, log2_query, candidate,
-                search,
-            )
-        elif grid.latency_ms[node] > 0.0:
-            candidate.squared_distance = distance
-            if not search.check_sol or sol_of(grid, candidate, search.sol, search.params) > 0.0:
-                offer(search, candidate, last)
+        first, end = grid.first[axis][node], grid.first[axis][node + 1]
+        if distance + squared_gap(grid.log2_keys[axis + 1], first, end, log2_query[axis + 1]) <= search.reach:
+            search_level(grid, axis + 1, first, end, distance, log2_query, search)
 
 
-cdef bint find_nearest(const Grid* grid, const double* query, Search* search) noexcept nogil:
-    # False when a measurement without a roofline is among them.
-    cdef double log2_query[MAX_GRID_AXES]
-    cdef Neighbour candidate
+cdef void find_nearest(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search
+) noexcept nogil:
+    # Measurements without utilisation are rare: left out by a second search, when the first has met one.
     cdef int i
+    search.sol = NULL
+    find_any_nearest(grid, query, search)
+    for i in range(search.count):
+        if dark(grid, search.nearest[i].leaf, sol, params):
+            search.sol = sol
+            search.params = params
+            search.count = 0
+            find_any_nearest(grid, query, search)
+            return
+
+
+cdef void find_any_nearest(const Grid* grid, const double* query, Search* search) noexcept nogil:
+    cdef double log2_query[MAX_GRID_AXES]
+    cdef int64_t nodes[MAX_GRID_AXES]
+    cdef double distance, gap
+    cdef int i, axis
     for i in range(grid.num_axes):
         log2_query[i] = log2(max(query[i], 1e-12))
+    # The neighbours of the query before bound how far those of this one can be.
+    search.reach = INFINITY
+    if search.count == NUM_NEIGHBOURS + 1:
+        search.reach = 0.0
+        for i in range(search.count):
+            nodes_of(grid, search.nearest[i].leaf, nodes)
+            distance = 0.0
+            for axis in range(grid.num_axes):
+                gap = log2_query[axis] - grid.log2_keys[axis][nodes[axis]]
+                distance += gap * gap
+            search.reach = max(search.reach, distance)
     search.count = 0
-    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, &candidate, search)
-    if search.check_sol:
-        return True
-    for i in range(search.count):
-        if not sol_of(grid, &search.nearest[i], search.sol, search.params) > 0.0:
-            return False
-    return True
+    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, search)
 
 
 cdef int hold(
-    const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
 ) noexcept nogil:
     # Beyond the measured range: the utilisation of the nearest measurements in joint log2 space.
     cdef double weights[NUM_NEIGHBOURS]
     cdef double here = sol(params, query), radius, distance, total = 0.0, utilisation = 0.0, power = 0.0
-    cdef Search search
     cdef int64_t leaf
     cdef int i, used
     if not usable(here):
         return GRID_MISS
-    search.check_sol = False
-    search.sol = sol
-    search.params = params
-    if not find_nearest(grid, query, &search):
-        search.check_sol = True
-        find_nearest(grid, query, &search)
+    find_nearest(grid, query, sol, params, search)
     if search.count == 0:
         return GRID_MISS
     used = min(search.count, NUM_NEIGHBOURS)
@@ -229,8 +282,8 @@ cdef int hold(
             weights[i] = 1.0
         total = <double>used
     for i in range(used):
-        leaf = search.nearest[i].nodes[grid.num_axes - 1]
-        utilisation += weights[i] * (sol_of(grid, &search.nearest[i], sol, params) / grid.latency_ms[leaf])
+        leaf = search.nearest[i].leaf
+        utilisation += weights[i] * (sol_of(grid, leaf, sol, params) / grid.latency_ms[leaf])
         if grid.power_w != NULL:
             power += weights[i] * grid.power_w[leaf]
     answer.latency_ms = here / (utilisation / total)
@@ -254,6 +307,71 @@ cdef int hold_on_curve(
 cdef int grid_query(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
 ) noexcept nogil:
+    cdef Search search
+    search.count = 0
+    return grid_query_near(grid, query, sol, params, &search, answer)
+
+
+cdef int grid_query_series(
+    const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
+    Measurement* answers,
+) noexcept nogil:
+    # Queries on a grid of three axes that differ on the last one alone: the way down to it is found once.
+    cdef double at[MAX_GRID_AXES]
+    cdef Search search
+    cdef Measurement lower, upper
+    cdef int64_t plane, right = 0
+    cdef double weight = 0.0
+    cdef bint exact = False, inside = False
+    cdef int i
+    at[0], at[1] = query[0], query[1]
+    search.count = 0
+    plane = lower_bound(grid.keys[0], 0, grid.num_nodes[0], at[0])
+    if grid.sqrt_axis < 0 and plane < grid.num_nodes[0] and grid.keys[0][plane] == at[0]:
+        right = lower_bound(grid.keys[1], grid.first[0][plane], grid.first[0][plane + 1], at[1])
+        exact = right < grid.first[0][plane + 1] and grid.keys[1][right] == at[1]
+        inside = exact or grid.first[0][plane] < right < grid.first[0][plane + 1]
+        if inside and not exact:
+            weight = (at[1] - grid.keys[1][right - 1]) / (grid.keys[1][right] - grid.keys[1][right - 1])
+    for i in range(count):
+        if inside and on_row(grid, right, last[i], &upper):
+            if exact:
+                answers[i] = upper
+                continue
+            if on_row(grid, right - 1, last[i], &lower):
+                answers[i].latency_ms = lower.latency_ms + (upper.latency_ms - lower.latency_ms) * weight
+                answers[i].power_w = lower.power_w + (upper.power_w - lower.power_w) * weight
+                continue
+        at[2] = last[i]
+        if grid_query_near(grid, at, sol, params, &search, &answers[i]) != GRID_HIT:
+            return GRID_MISS
+    return GRID_HIT
+
+
+cdef bint on_row(const Grid* grid, int64_t row, double key, Measurement* answer) noexcept nogil:
+    # Exact or interpolated between measurements of one row; false beyond them.
+    cdef const double* keys = grid.keys[2]
+    cdef int64_t low = grid.first[1][row], high = grid.first[1][row + 1]
+    cdef int64_t right = lower_bound(keys, low, high, key)
+    cdef double weight
+    answer.power_w = 0.0
+    if right < high and keys[right] == key:
+        answer.latency_ms = grid.latency_ms[right]
+        if grid.power_w != NULL:
+            answer.power_w = grid.power_w[right]
+        return True
+    if right == low or right == high:
+        return False
+    weight = (key - keys[right - 1]) / (keys[right] - keys[right - 1])
+    answer.latency_ms = grid.latency_ms[right - 1] + (grid.latency_ms[right] - grid.latency_ms[right - 1]) * weight
+    if grid.power_w != NULL:
+        answer.power_w = grid.power_w[right - 1] + (grid.power_w[right] - grid.power_w[right - 1]) * weight
+    return True
+
+
+cdef int grid_query_near(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
+) noexcept nogil:
     cdef int status
     if grid.num_nodes[0] == 0:
         return GRID_MISS
@@ -262,7 +380,7 @@ cdef int grid_query(
         return status
     if grid.num_axes == 1:
         return hold_on_curve(grid, query, sol, params, answer)
-    return hold(grid, query, sol, params, answer)
+    return hold(grid, query, sol, params, search, answer)
 
 
 cdef class GridTable:

@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
-from fpmsdk._ext.grid cimport GRID_HIT, Grid, GridTable, Measurement, grid_query
+from fpmsdk._ext.grid cimport GRID_HIT, Grid, GridTable, Measurement, grid_query, grid_query_series
 from fpmsdk._ext.sites cimport GemmSite
 
 import numpy as np
@@ -448,7 +448,8 @@ cdef class GenerationAttention(Operator):
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double[3] at
-        cdef Measurement found
+        cdef double[5] positions
+        cdef Measurement[5] found
         cdef OpSol sol
         cdef double position = <double>query.seq_len, verified
         cdef int64_t low, high
@@ -463,13 +464,16 @@ cdef class GenerationAttention(Operator):
         at[1] = <double>(query.batch // self.scale_num_tokens)
         low = max(<int64_t>(0.9 * position), 1)
         high = max(<int64_t>(1.1 * position), low)
+        for i in range(5):
+            positions[i] = <double>(low + (high - low) * i // 4)
+        if grid_query_series(
+            &self.table.grid, at, positions, 5, generation_attention_sol_at, &self.shape, found
+        ) != GRID_HIT:
+            return OP_MISS
         answer.latency_ms = answer.energy_wms = 0.0
         for i in range(5):
-            at[2] = <double>(low + (high - low) * i // 4)
-            if grid_query(&self.table.grid, at, generation_attention_sol_at, &self.shape, &found) != GRID_HIT:
-                return OP_MISS
-            answer.latency_ms += found.latency_ms
-            answer.energy_wms += found.power_w * found.latency_ms
+            answer.latency_ms += found[i].latency_ms
+            answer.energy_wms += found[i].power_w * found[i].latency_ms
         answer.latency_ms /= 5.0
         answer.energy_wms /= 5.0
         if self.verify_query_tokens > 1:

@@ -16,49 +16,48 @@ cdef double DISTANCE_GATE = 2.0      # log2 units
 cdef int TAIL = 3                    # end points whose utilisation is held beyond a curve
 
 
-cdef double gemm_sol_ms(const Roofline* roofline, double m, double n, double k) noexcept nogil:
-    cdef double math_ms = 2.0 * m * n * k / roofline.flops_per_s * 1000.0
-    cdef double memory_ms = (
-        roofline.bytes_per_element * (m * n + m * k + n * k) / roofline.mem_bw_bytes_per_s * 1000.0
-    )
-    return max(math_ms, memory_ms)
-
-
-def gemm_floor(axes, double flops_per_s, double bytes_per_element, double mem_bw_bytes_per_s):
-    """Speed-of-light latency in ms of every row of a GEMM slice: no measurement can be faster.
-
-    Parameters
-    ----------
-    axes: arrays of m, n and k per row.
-    """
-    cdef Roofline roofline = Roofline(flops_per_s, bytes_per_element, mem_bw_bytes_per_s)
-    cdef cnp.ndarray m_of = np.ascontiguousarray(axes[0], np.float64)
-    cdef cnp.ndarray n_of = np.ascontiguousarray(axes[1], np.float64)
-    cdef cnp.ndarray k_of = np.ascontiguousarray(axes[2], np.float64)
-    cdef cnp.ndarray floors = np.empty(len(m_of))
-    cdef const double* m = <const double*>cnp.PyArray_DATA(m_of)
-    cdef const double* n = <const double*>cnp.PyArray_DATA(n_of)
-    cdef const double* k = <const double*>cnp.PyArray_DATA(k_of)
-    cdef double* floor_ms = <double*>cnp.PyArray_DATA(floors)
-    cdef Py_ssize_t i
-    for i in range(len(m_of)):
-        floor_ms[i] = gemm_sol_ms(&roofline, m[i], n[i], k[i])
-    return floors
+cdef double sol_ms(const Roofline* roofline, double m) noexcept nogil:
+    return max(m * roofline.compute_ms_per_m, m * roofline.memory_ms_per_m + roofline.memory_ms)
 
 
 cdef int curve_at(
-    const SiteCurves* curves, const Roofline* roofline, int64_t site, double m, Measurement* answer
+    const SiteCurves* curves, const Site* sites, int64_t site, double m, Measurement* answer
 ) noexcept nogil:
     cdef int64_t low = curves.first[site], high = curves.first[site + 1]
     cdef int64_t right = lower_bound(curves.m, low, high, m)
+    cdef double utilisation
     if right < high and curves.m[right] == m:
         answer.latency_ms = curves.latency_ms[right]
         answer.power_w = curves.power_w[right] if curves.power_w != NULL else 0.0
         return GRID_HIT
-    if right == low or right == high:
-        return hold_tail(curves, roofline, site, right == low, m, answer)
-    between(curves, right, (m - curves.m[right - 1]) / (curves.m[right] - curves.m[right - 1]), answer)
+    if low < right < high:
+        between(curves, right, (m - curves.m[right - 1]) / (curves.m[right] - curves.m[right - 1]), answer)
+        return GRID_HIT
+    # Beyond the curve: hold the utilisation of its end.
+    utilisation = sites[site].low_utilisation if right == low else sites[site].high_utilisation
+    answer.latency_ms = sol_ms(&sites[site].roofline, m)
+    if not utilisation > 0.0 or not answer.latency_ms > 0.0:
+        return GRID_MISS
+    answer.latency_ms /= utilisation
+    answer.power_w = curves.power_w[low if right == low else high - 1] if curves.power_w != NULL else 0.0
     return GRID_HIT
+
+
+cdef double tail_utilisation(const SiteCurves* curves, const Site* site, int64_t index, bint below) noexcept nogil:
+    # Median over the last few points of a curve on one side; 0.0 when none is usable.
+    cdef int64_t low = curves.first[index], high = curves.first[index + 1], point
+    cdef double utilisation[3]
+    cdef double value
+    cdef int count = 0, i
+    for i in range(TAIL):
+        point = low + i if below else high - 1 - i
+        if not low <= point < high or not curves.latency_ms[point] > 0.0:
+            continue
+        value = sol_ms(&site.roofline, curves.m[point]) / curves.latency_ms[point]
+        if value > 0.0:
+            utilisation[count] = value
+            count += 1
+    return median_of_few(utilisation, count)
 
 
 cdef void between(const SiteCurves* curves, int64_t right, double weight, Measurement* answer) noexcept nogil:
@@ -70,31 +69,9 @@ cdef void between(const SiteCurves* curves, int64_t right, double weight, Measur
         answer.power_w = curves.power_w[right - 1] + (curves.power_w[right] - curves.power_w[right - 1]) * weight
 
 
-cdef int hold_tail(
-    const SiteCurves* curves, const Roofline* roofline, int64_t site, bint below, double m, Measurement* answer
-) noexcept nogil:
-    # Beyond a curve: the median utilisation of its last few points on that side.
-    cdef int64_t low = curves.first[site], high = curves.first[site + 1], point
-    cdef double utilisation[3]
-    cdef double value, here
-    cdef int count = 0, i
-    for i in range(TAIL):
-        point = low + i if below else high - 1 - i
-        if not low <= point < high or not curves.latency_ms[point] > 0.0:
-            continue
-        value = gemm_sol_ms(roofline, curves.m[point], curves.n[site], curves.k[site]) / curves.latency_ms[point]
-        if value > 0.0:
-            utilisation[count] = value
-            count += 1
-    here = gemm_sol_ms(roofline, m, curves.n[site], curves.k[site])
-    if count == 0 or not here > 0.0:
-        return GRID_MISS
-    answer.latency_ms = here / median_of_few(utilisation, count)
-    answer.power_w = curves.power_w[low if below else high - 1] if curves.power_w != NULL else 0.0
-    return GRID_HIT
-
-
 cdef double median_of_few(double* values, int count) noexcept nogil:
+    if count == 0:
+        return 0.0
     if count == 1:
         return values[0]
     if count == 2:
@@ -117,20 +94,49 @@ cdef class GemmTable:
         self, n, k, first, m, latency_ms, power_w, double flops_per_s, double bytes_per_element,
         double mem_bw_bytes_per_s,
     ):
-        floats = [np.ascontiguousarray(array, np.float64) for array in (n, k, m, latency_ms)]
+        cdef Site* site
+        cdef int64_t i, point
+        cdef double* latency
+        floats = [np.array(array, np.float64) for array in (n, k, m, latency_ms)]
         starts = np.ascontiguousarray(first, np.int64)
         self.memory = (*floats, starts)
         self.curves.num_sites = len(floats[0])
         self.curves.n = <const double*>cnp.PyArray_DATA(floats[0])
         self.curves.k = <const double*>cnp.PyArray_DATA(floats[1])
         self.curves.m = <const double*>cnp.PyArray_DATA(floats[2])
-        self.curves.latency_ms = <const double*>cnp.PyArray_DATA(floats[3])
+        latency = <double*>cnp.PyArray_DATA(floats[3])
+        self.curves.latency_ms = latency
         self.curves.first = <const int64_t*>cnp.PyArray_DATA(starts)
         if power_w is not None:
             power = np.ascontiguousarray(power_w, np.float64)
             self.memory += (power,)
             self.curves.power_w = <const double*>cnp.PyArray_DATA(power)
-        self.roofline = Roofline(flops_per_s, bytes_per_element, mem_bw_bytes_per_s)
+        self.flops_per_s = flops_per_s
+        self.bytes_per_element = bytes_per_element
+        self.mem_bw_bytes_per_s = mem_bw_bytes_per_s
+        self.sites = <Site*>malloc((self.curves.num_sites + 1) * sizeof(Site))
+        if self.sites == NULL:
+            raise MemoryError
+        for i in range(self.curves.num_sites):
+            site = &self.sites[i]
+            site.roofline = self.roofline_of(self.curves.n[i], self.curves.k[i])
+            # No measurement is faster than the roofline allows.
+            for point in range(self.curves.first[i], self.curves.first[i + 1]):
+                latency[point] = max(latency[point], sol_ms(&site.roofline, self.curves.m[point]))
+            site.low_utilisation = tail_utilisation(&self.curves, site, i, True)
+            site.high_utilisation = tail_utilisation(&self.curves, site, i, False)
+
+    def __dealloc__(self):
+        free(self.sites)
+
+    cdef Roofline roofline_of(self, double n, double k) noexcept nogil:
+        # max(2 m n k / flops, bytes (m n + m k + n k) / bandwidth), section 3.1.
+        cdef Roofline roofline
+        cdef double ms_per_byte = self.bytes_per_element / self.mem_bw_bytes_per_s * 1000.0
+        roofline.compute_ms_per_m = 2.0 * n * k / self.flops_per_s * 1000.0
+        roofline.memory_ms_per_m = ms_per_byte * (n + k)
+        roofline.memory_ms = ms_per_byte * (n * k)
+        return roofline
 
 
 cdef class GemmSite:
@@ -138,8 +144,7 @@ cdef class GemmSite:
 
     def __init__(self, GemmTable table not None, double n, double k):
         self.table = table
-        self.n = n
-        self.k = k
+        self.roofline = table.roofline_of(n, k)
         site_n, site_k, m, _, first = table.memory[:5]
         found = np.flatnonzero((site_n == n) & (site_k == k))
         self.exact = found[0] if len(found) else -1
@@ -185,7 +190,7 @@ cdef class GemmSite:
 
     cdef int query(self, double m, Measurement* answer) noexcept nogil:
         cdef const SiteCurves* curves = &self.table.curves
-        cdef const Roofline* roofline = &self.table.roofline
+        cdef const Site* sites = self.table.sites
         cdef const Neighbourhood* near
         cdef Measurement there
         cdef double utilisation = 0.0, power = 0.0, total = 0.0, weight, fraction = 0.0, here
@@ -193,7 +198,7 @@ cdef class GemmSite:
         cdef bint inside = False
         cdef int i
         if self.exact >= 0:
-            return curve_at(curves, roofline, self.exact, m, answer)
+            return curve_at(curves, sites, self.exact, m, answer)
         if self.num_neighbourhoods == 0:
             return GRID_MISS
         near = &self.neighbourhoods[self.neighbourhood_of(m)]
@@ -209,15 +214,15 @@ cdef class GemmSite:
             site = near.sites[i]
             if inside:
                 between(curves, curves.first[site] + offset, fraction, &there)
-            elif curve_at(curves, roofline, site, m, &there) != GRID_HIT:
+            elif curve_at(curves, sites, site, m, &there) != GRID_HIT:
                 continue
             if not there.latency_ms > 0.0:
                 continue
             weight = near.weights[i]
-            utilisation += weight * (gemm_sol_ms(roofline, m, curves.n[site], curves.k[site]) / there.latency_ms)
+            utilisation += weight * (sol_ms(&sites[site].roofline, m) / there.latency_ms)
             power += weight * there.power_w
             total += weight
-        here = gemm_sol_ms(roofline, m, self.n, self.k)
+        here = sol_ms(&self.roofline, m)
         if total == 0.0 or not utilisation > 0.0 or not here > 0.0:
             return GRID_MISS
         answer.latency_ms = here / (utilisation / total)

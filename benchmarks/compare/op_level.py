@@ -1,6 +1,6 @@
 """The op-level model beside the public peer wheel on its own data: estimates, construction, cold start, memory.
 
-    python -m benchmarks.compare.op_level
+    python benchmarks/compare/op_level.py [--write-evidence]
 
 needs an environment that holds fpmsdk and the peer (aisimulate); `make compare-op-level` makes one. Exits 1 on a
 differing answer, a missing peer or a missed ratio.
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.harness import Comparison, compare, largest_difference, report
+from harness import Comparison, compare, largest_difference, report
 
 try:
     from aisimulate_core.sdk import RustForwardPassPerfModel
@@ -80,7 +80,8 @@ def shapes(rng: random.Random, count: int, *, far: bool) -> list[dict[str, Any]]
             scheduled["sum_prefill_kv_tokens"] = rng.randint(0, 2000)
         if number % 3 != 1:
             requests = rng.randint(2000, 5000) if far else rng.randint(1, 256)
-            length = rng.randint(200_000, 400_000) if far else rng.randint(64, 16_000)
+            # The measured grids end where batch times length exceeds what a GPU holds.
+            length = rng.randint(200_000, 400_000) if far else rng.randint(64, min(16_000, 110_000 // requests))
             scheduled |= {"num_decode_requests": requests, "sum_decode_kv_tokens": min(requests * length, 2**32 - 1)}
         found.append({"scheduled_requests": scheduled})
     return found
@@ -130,7 +131,7 @@ def start(import_line: str, config: dict[str, Any], cache: str) -> tuple[float, 
     """Seconds, peak memory in MB and first estimate of a fresh process."""
     argument = json.dumps([config, {"scheduled_requests": {"num_decode_requests": 8, "sum_decode_kv_tokens": 16384}}])
     output = subprocess.run(
-        [sys.executable, "-c", START.format(import_line=import_line), argument],
+        [sys.executable, "-P", "-c", START.format(import_line=import_line), argument],
         env=os.environ | {"FPMSDK_CACHE_DIR": cache},
         capture_output=True,
         text=True,

@@ -30,11 +30,29 @@ cdef struct Grid:
     const double* power_w                        # or NULL
 
 
+cdef struct Neighbour:
+    double squared_distance
+    int64_t leaf                                 # position of the measurement
+
+cdef struct Search:
+    # The nearest measurements so far, ascending in distance; one more than are averaged, for the support radius.
+    int count
+    Neighbour nearest[NUM_NEIGHBOURS + 1]
+    double reach                                 # squared distance beyond which nothing can matter
+    sol_function sol                             # leaves out what has no utilisation; NULL: nothing is left out
+    const void* params
+
+
 cdef class GridTable:
     cdef Grid grid
     cdef tuple memory
 
 cdef int grid_query(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
+) noexcept nogil
+# The same for queries that differ on the last of three axes alone.
+cdef int grid_query_series(
+    const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
+    Measurement* answers,
 ) noexcept nogil
 cdef int64_t lower_bound(const double* keys, int64_t low, int64_t high, double key) noexcept nogil

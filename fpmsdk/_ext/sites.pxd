@@ -18,15 +18,25 @@ cdef struct SiteCurves:
     const double* power_w        # or NULL
 
 cdef struct Roofline:
-    double flops_per_s
-    double bytes_per_element
-    double mem_bw_bytes_per_s
+    # Speed of light of one (n, k) as a function of m: the larger of compute and memory time.
+    double compute_ms_per_m
+    double memory_ms_per_m
+    double memory_ms
+
+cdef struct Site:
+    Roofline roofline
+    # Utilisation held below and above the curve; 0.0 where the curve has no usable end.
+    double low_utilisation
+    double high_utilisation
 
 
 cdef class GemmTable:
     cdef SiteCurves curves
-    cdef Roofline roofline
+    cdef Site* sites
+    cdef double flops_per_s, bytes_per_element, mem_bw_bytes_per_s
     cdef tuple memory
+
+    cdef Roofline roofline_of(self, double n, double k) noexcept nogil
 
 
 cdef struct Neighbourhood:
@@ -40,7 +50,7 @@ cdef struct Neighbourhood:
 
 cdef class GemmSite:
     cdef GemmTable table
-    cdef double n, k
+    cdef Roofline roofline
     cdef int64_t exact           # site with exactly this (n, k), or -1
     cdef int64_t num_neighbourhoods
     cdef Neighbourhood* neighbourhoods
@@ -49,4 +59,4 @@ cdef class GemmSite:
     cdef int query(self, double m, Measurement* answer) noexcept nogil
 
 
-cdef double gemm_sol_ms(const Roofline* roofline, double m, double n, double k) noexcept nogil
+cdef double sol_ms(const Roofline* roofline, double m) noexcept nogil

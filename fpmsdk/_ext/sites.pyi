@@ -1,7 +1,5 @@
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 class GemmTable:
@@ -21,7 +19,3 @@ class GemmTable:
 class GemmSite:
     def __init__(self, table: GemmTable, n: float, k: float) -> None: ...
     def ask(self, m: float) -> tuple[float, float] | None: ...
-
-def gemm_floor(
-    axes: Sequence[NDArray[Any]], flops_per_s: float, bytes_per_element: float, mem_bw_bytes_per_s: float
-) -> NDArray[np.float64]: ...

@@ -134,7 +134,8 @@ def _numpy(column: Any) -> NDArray[Any] | Text:
     import pyarrow as pa
 
     if not pa.types.is_dictionary(column.type):
-        return np.asarray(column.to_numpy())
+        chunks = [_values(chunk) for chunk in column.chunks]
+        return np.concatenate(chunks) if chunks else np.empty(0, column.type.to_pandas_dtype())
     chunks = column.unify_dictionaries().chunks
     if not chunks:
         return Text(np.empty(0, np.int32), ())
@@ -144,7 +145,20 @@ def _numpy(column: Any) -> NDArray[Any] | Text:
         values = (*values, "")
     codes = [chunk.indices for chunk in chunks]
     filled = [index.fill_null(values.index("")) if index.null_count else index for index in codes]
-    return Text(np.concatenate([np.asarray(index.to_numpy(), np.int32) for index in filled]), values)
+    return Text(np.concatenate([_values(index).astype(np.int32) for index in filled]), values)
+
+
+def _values(chunk: Any) -> NDArray[Any]:
+    # Not `to_numpy`: where pandas is installed, that imports it.
+    import pyarrow as pa
+
+    if pa.types.is_boolean(chunk.type):
+        return np.from_dlpack(chunk.cast(pa.uint8())).astype(np.bool_)
+    if chunk.null_count:
+        chunk = chunk.cast(pa.float64()).fill_null(np.nan)
+    if not (pa.types.is_integer(chunk.type) or pa.types.is_floating(chunk.type)):
+        return np.array(chunk.to_pylist(), dtype=object)
+    return np.from_dlpack(chunk)
 
 
 def _foreign(path: str, reason: str) -> PerfDataNotAvailableError:

@@ -3,11 +3,14 @@
 Source: fpm-model.md section 2; clients.md section 2.1.
 """
 
+import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from fpmsdk._ext.frames import Columns, IterationSource, read_iterations
 from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk.config import normalize_request
 from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
@@ -58,6 +61,7 @@ class ForwardPassPerfModel:
         self._provenance = PlainTemplate(selection.provenance())
         self._warning = selection.warning
         self._tuning = threading.Lock()
+        _models.add(self)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in ("_estimator", "_kind"):
@@ -138,6 +142,8 @@ class ForwardPassPerfModel:
         ----------
         metrics: one rank, or the list of the iteration's attention-DP ranks; a rank is a dict of the message's fields,
             an object with the same attributes (Dynamo's message) or the encoded frame. Unknown keys are ignored.
+            Whether the ranks belong together is the caller's to say: worker, rank and counter numbers are not
+            compared (`fpmsdk.metrics.group_ranks` builds iterations from a stream and does).
 
         Raises
         ------
@@ -152,7 +158,12 @@ class ForwardPassPerfModel:
         ----------
         batch: `FpmBatch`, or a sequence of iterations in the forms of `estimate_forward_pass_time_ms`.
         """
-        return self._estimator.serving.estimate_columns(_as_batch(batch).columns)
+        columns = _columns(batch)
+        if columns is None:
+            from fpmsdk.metrics import FpmBatch
+
+            columns = FpmBatch.from_dicts(batch).columns
+        return self._estimator.serving.estimate_columns(columns)
 
     def timing_model(self) -> "FpmTiming":
         """A compiled timing model for replays: what has been learned by now, unaffected by later tuning.
@@ -184,9 +195,12 @@ class ForwardPassPerfModel:
         MetricsError: a field of the wrong type or range (nothing is learned), or an iteration that contradicts itself
             or the worker type (the iterations before it stay learned).
         """
-        source = getattr(iterations, "columns", iterations)
+        source: IterationSource | None = _columns(iterations)
+        if source is None:
+            # Read before the lock is taken: attributes of foreign objects may run any code.
+            source = read_iterations(() if iterations is None else iterations, _decode_frame)
         with self._tuning:
-            self._estimator.tune(() if source is None else source, _decode_frame)
+            self._estimator.learn_from(source)
 
     def skipped_iterations(self) -> dict[str, int]:
         """Iterations that taught nothing, counted by reason since construction."""
@@ -325,9 +339,28 @@ def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
 
 
-def _as_batch(batch: Any) -> Any:
-    if hasattr(batch, "columns"):
-        return batch
-    from fpmsdk.metrics import FpmBatch
+def _columns(batch: Any) -> Columns | None:
+    # Told by the compiled part, so that a single estimate need not load the batch's module.
+    columns = getattr(batch, "columns", None)
+    return columns if isinstance(columns, Columns) else None
 
-    return FpmBatch.from_dicts(batch)
+
+# A fork copies a model between two calls, never in the middle of one, and with its lock free.
+_models: "weakref.WeakSet[ForwardPassPerfModel]" = weakref.WeakSet()
+_held: list[threading.Lock] = []
+
+
+def _before_fork() -> None:
+    _held[:] = [model._tuning for model in _models]
+    for lock in _held:
+        lock.acquire()
+
+
+def _after_fork() -> None:
+    for lock in _held:
+        lock.release()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fpmsdk._ext.grid import GridTable
 from fpmsdk._ext.operators import ScaleTable, generation_attention_floor
-from fpmsdk._ext.sites import GemmTable, gemm_floor
+from fpmsdk._ext.sites import GemmTable
 from fpmsdk.errors import PerfDataNotAvailableError
 from fpmsdk.perfdb import PerfDatabase, Slice
 
@@ -112,13 +112,12 @@ class OpTables:
         first = np.concatenate([[0], np.cumsum(np.bincount(site_of))])
         ordered = shapes[np.argsort(first_at)]
         power = _power(found)
-        floor_ms = gemm_floor(found.axes, flops_per_s, bytes_per_element, self._mem_bw_bytes_per_s)
         return GemmTable(
             ordered[:, 0],
             ordered[:, 1],
             first,
             m[rows],
-            np.maximum(found.latency_ms, floor_ms)[rows],
+            found.latency_ms[rows],
             None if power is None else power[rows],
             flops_per_s,
             bytes_per_element,

@@ -17,6 +17,8 @@ from tests.vectors import load_vectors
 pytestmark = pytest.mark.peer_data
 
 PEER = load_vectors("perfdb_peer")
+# The rows of `moe_perf` by their kernel are another view of the same file.
+RECORDED = [name for name in SCHEMAS if name != "moe_perf_by_kernel"]
 ATTENTION = ("context_attention_perf", "generation_attention_perf")
 PLACES = [(release, place) for release in ("0.13", "0.12") for place in PEER[release]["slots"]]
 
@@ -51,7 +53,7 @@ def test_sources_are_those_of_the_peer(release, place):
     root = root_of(release)
     system, backend = place.split("|")
     for slot, version in PEER[release]["slots"][place].items():
-        for table in SCHEMAS:
+        for table in RECORDED:
             found = [
                 [
                     os.path.relpath(s.path, root.path),
@@ -66,7 +68,7 @@ def test_sources_are_those_of_the_peer(release, place):
 @pytest.mark.parametrize(("release", "place"), PLACES)
 def test_tables_hold_what_the_peer_loads(release, place):
     for slot, database in databases(release, place):
-        for name in SCHEMAS:
+        for name in RECORDED:
             if name in ATTENTION:
                 continue
             expected = PEER[release]["tables"][f"{place}|{slot}|{name}"]
