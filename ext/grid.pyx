@@ -155,13 +155,13 @@ cdef double sol_of(const Grid* grid, int64_t leaf, sol_function sol, const void*
     return sol(params, coordinates)
 
 
-cdef bint dark(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
-    # A measurement that has no utilisation.
-    return not (grid.latency_ms[leaf] > 0.0 and sol_of(grid, leaf, sol, params) > 0.0)
+cdef bint counts(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+    return grid.latency_ms[leaf] > 0.0 and sol_of(grid, leaf, sol, params) > 0.0
 
 
 cdef void search_row(
-    const Grid* grid, int64_t low, int64_t high, double squared_distance, double here, Search* search
+    const Grid* grid, int64_t low, int64_t high, double squared_distance, double here, sol_function sol,
+    const void* params, Search* search,
 ) noexcept nogil:
     # The measurements of one row, outward from the query on either side until they are too far.
     cdef const double* logs = grid.log2_keys[grid.num_axes - 1]
@@ -172,21 +172,21 @@ cdef void search_row(
         distance = squared_distance + (here - logs[node]) * (here - logs[node])
         if distance > search.reach:
             break
-        if search.sol == NULL or not dark(grid, node, search.sol, search.params):
+        if not search.check_leaves or counts(grid, node, sol, params):
             offer(search, distance, node)
         node -= 1
     while right < high:
         distance = squared_distance + (logs[right] - here) * (logs[right] - here)
         if distance > search.reach:
             break
-        if search.sol == NULL or not dark(grid, right, search.sol, search.params):
+        if not search.check_leaves or counts(grid, right, sol, params):
             offer(search, distance, right)
         right += 1
 
 
 cdef void search_level(
     const Grid* grid, int axis, int64_t low, int64_t high, double squared_distance, const double* log2_query,
-    Search* search,
+    sol_function sol, const void* params, Search* search,
 ) noexcept nogil:
     # Visit the nodes of a level outward from the query and stop once they are too far: the same neighbours as a scan
     # of all measurements, after a few dozen of them.
@@ -195,7 +195,7 @@ cdef void search_level(
     cdef int64_t right, left, node, first, end
     cdef double to_left, to_right, distance
     if axis == grid.num_axes - 1:
-        search_row(grid, low, high, squared_distance, here, search)
+        search_row(grid, low, high, squared_distance, here, sol, params, search)
         return
     right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
     left = right - 1
@@ -213,26 +213,12 @@ cdef void search_level(
             return
         first, end = grid.first[axis][node], grid.first[axis][node + 1]
         if distance + squared_gap(grid.log2_keys[axis + 1], first, end, log2_query[axis + 1]) <= search.reach:
-            search_level(grid, axis + 1, first, end, distance, log2_query, search)
+            search_level(grid, axis + 1, first, end, distance, log2_query, sol, params, search)
 
 
 cdef void find_nearest(
     const Grid* grid, const double* query, sol_function sol, const void* params, Search* search
 ) noexcept nogil:
-    # Measurements without utilisation are rare: left out by a second search, when the first has met one.
-    cdef int i
-    search.sol = NULL
-    find_any_nearest(grid, query, search)
-    for i in range(search.count):
-        if dark(grid, search.nearest[i].leaf, sol, params):
-            search.sol = sol
-            search.params = params
-            search.count = 0
-            find_any_nearest(grid, query, search)
-            return
-
-
-cdef void find_any_nearest(const Grid* grid, const double* query, Search* search) noexcept nogil:
     cdef double log2_query[MAX_GRID_AXES]
     cdef int64_t nodes[MAX_GRID_AXES]
     cdef double distance, gap
@@ -251,7 +237,7 @@ cdef void find_any_nearest(const Grid* grid, const double* query, Search* search
                 distance += gap * gap
             search.reach = max(search.reach, distance)
     search.count = 0
-    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, search)
+    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, sol, params, search)
 
 
 cdef int hold(
@@ -259,12 +245,20 @@ cdef int hold(
 ) noexcept nogil:
     # Beyond the measured range: the utilisation of the nearest measurements in joint log2 space.
     cdef double weights[NUM_NEIGHBOURS]
-    cdef double here = sol(params, query), radius, distance, total = 0.0, utilisation = 0.0, power = 0.0
+    cdef double here = sol(params, query), radius, distance, there, total = 0.0, utilisation = 0.0, power = 0.0
     cdef int64_t leaf
     cdef int i, used
     if not usable(here):
         return GRID_MISS
+    search.check_leaves = grid.has_zero
     find_nearest(grid, query, sol, params, search)
+    for i in range(search.count):
+        # Rooflines are asked for only where they matter: nearly always all of them are positive.
+        if not search.check_leaves and not sol_of(grid, search.nearest[i].leaf, sol, params) > 0.0:
+            search.check_leaves = True
+            search.count = 0
+            find_nearest(grid, query, sol, params, search)
+            break
     if search.count == 0:
         return GRID_MISS
     used = min(search.count, NUM_NEIGHBOURS)
@@ -283,7 +277,8 @@ cdef int hold(
         total = <double>used
     for i in range(used):
         leaf = search.nearest[i].leaf
-        utilisation += weights[i] * (sol_of(grid, leaf, sol, params) / grid.latency_ms[leaf])
+        there = sol_of(grid, leaf, sol, params)
+        utilisation += weights[i] * (there / grid.latency_ms[leaf])
         if grid.power_w != NULL:
             power += weights[i] * grid.power_w[leaf]
     answer.latency_ms = here / (utilisation / total)
@@ -405,6 +400,7 @@ cdef class GridTable:
         grid.num_axes = len(axes)
         grid.sqrt_axis = sqrt_axis
         grid.latency_ms = <const double*>cnp.PyArray_DATA(kept[0])
+        grid.has_zero = not np.all(kept[0] > 0.0)
         if power_w is not None:
             kept.append(np.ascontiguousarray(power_w, np.float64))
             grid.power_w = <const double*>cnp.PyArray_DATA(kept[1])

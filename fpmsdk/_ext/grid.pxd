@@ -28,6 +28,7 @@ cdef struct Grid:
     const int64_t* first[MAX_GRID_AXES - 1]
     const double* latency_ms                     # one per node of the last level
     const double* power_w                        # or NULL
+    bint has_zero                                # some latency is 0: no neighbour of any query
 
 
 cdef struct Neighbour:
@@ -39,8 +40,7 @@ cdef struct Search:
     int count
     Neighbour nearest[NUM_NEIGHBOURS + 1]
     double reach                                 # squared distance beyond which nothing can matter
-    sol_function sol                             # leaves out what has no utilisation; NULL: nothing is left out
-    const void* params
+    bint check_leaves                            # leave out measurements without latency or roofline
 
 
 cdef class GridTable:
