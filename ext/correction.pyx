@@ -106,7 +106,8 @@ cdef double factor_in(int num_axes, const double* coordinates, const Cells* cell
 cdef class FixedStore:
     """Ratios in a grid over a fixed range; a cell answers with its median (section 6.3)."""
 
-    def __init__(self, layout, tuple maxima, tuple bins, max_observations, min_observations):
+    # Here and below __cinit__, not __init__: there is no store without its arrays, not even one made by __new__.
+    def __cinit__(self, layout, tuple maxima not None, tuple bins not None, max_observations, min_observations):
         self.layout = layout
         self.min_observations = min(min_observations, INT64_MAX)
         self.sampler = BucketSampler(bins, max_observations, True)
@@ -168,7 +169,7 @@ cdef class FixedStore:
 cdef class DynamicLocalStore:
     """Recent ratios and a chronological window of located ones over a grid that grows with traffic (section 6.4)."""
 
-    def __init__(self, layout, tuple bins, max_observations, min_observations):
+    def __cinit__(self, layout, tuple bins not None, max_observations, min_observations):
         cdef int i
         self.layout = layout
         self.num_axes = len(bins)
@@ -333,7 +334,7 @@ cdef class CorrectionStore:
     min_factor, max_factor: bounds of an observed ratio, None for unbounded.
     """
 
-    def __init__(self, FixedStore fixed, DynamicLocalStore dynamic, int num_axes, min_factor, max_factor):
+    def __cinit__(self, FixedStore fixed, DynamicLocalStore dynamic, int num_axes, min_factor, max_factor):
         self.fixed = fixed
         self.dynamic = dynamic
         self.num_axes = num_axes

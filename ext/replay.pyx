@@ -45,7 +45,7 @@ _ADMISSION_ROW = np.dtype([("request", "i8"), ("at_ms", "f8"), ("reused_tokens",
 cdef class Rows:
     """A growing table of C structures, read as a numpy structured array."""
 
-    def __init__(self, dtype):
+    def __cinit__(self, dtype):
         self.dtype = dtype
         self.row_bytes = dtype.itemsize
 
@@ -78,7 +78,7 @@ cdef class Rows:
 cdef class Recorder:
     """What a run leaves behind: one entry per request, per pass, per distinct token gap and per admission."""
 
-    def __init__(self, int64_t num_requests, bint keeps_passes):
+    def __cinit__(self, int64_t num_requests, bint keeps_passes):
         self.columns = {
             name: np.full(num_requests, np.nan)
             for name in (
@@ -127,7 +127,9 @@ cdef class Recorder:
 cdef class Rank:
     """One scheduler rank of a worker, its pricer and its hand in the record."""
 
-    def __init__(self, Scheduler scheduler, PassPricer pricer, Recorder recorder, int64_t index):
+    def __cinit__(
+        self, Scheduler scheduler not None, PassPricer pricer not None, Recorder recorder not None, int64_t index
+    ):
         self.scheduler = scheduler
         self.pricer = pricer
         self.recorder = recorder
@@ -248,7 +250,7 @@ cdef class Replay:
         Names for error messages.
     """
 
-    def __init__(
+    def __cinit__(
         self,
         list schedulers not None,
         PassPricer pricer not None,
@@ -263,7 +265,16 @@ cdef class Replay:
         request_ids=None,
     ):
         cdef int64_t index, request
-        cdef Scheduler first = schedulers[0]
+        cdef Scheduler first
+        if not schedulers or dp_size < 1 or len(schedulers) % dp_size:
+            raise ValueError(f"expected schedulers for whole workers of {dp_size} ranks, found {len(schedulers)}")
+        first = schedulers[0]
+        if any((<Scheduler?>scheduler).requests is not first.requests for scheduler in schedulers):
+            raise ValueError("expected schedulers over the same requests")
+        if not len(arrival_ms) == len(next_turn) == len(delay_ms) == first.requests.count:
+            raise ValueError(f"expected columns of {first.requests.count} requests")
+        if np.any(np.asarray(next_turn) >= first.requests.count):
+            raise ValueError("expected next turns among the requests")
         self.requests = first.requests
         self.recorder = Recorder(self.requests.count, record_passes)
         self.ranks = [Rank(scheduler, pricer, self.recorder, i) for i, scheduler in enumerate(schedulers)]

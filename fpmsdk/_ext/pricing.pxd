@@ -69,6 +69,7 @@ cdef class PassPricer:
 
     cdef int price(self, const PassShape* shape, PassPrice* price) except -1 nogil
     cdef int _part(self, const PassShape* shape, PassPrice* price) except -1 nogil
+    cdef double _duration(self, double raw_ms, double speedup) except -1.0 nogil
 
 
 cdef double modeled_duration_ms(double raw_ms, double speedup) noexcept nogil

@@ -135,6 +135,7 @@ cdef class Scheduler:
     cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil
     cdef void _describe(self) noexcept nogil
     cdef Refusal _refusal(self, int64_t request) noexcept nogil
+    cdef int64_t _least_first_chunk(self, int64_t request) noexcept nogil
     cdef int _enqueue(self, int64_t request) except -1 nogil
     cdef int64_t _dequeue(self) noexcept nogil
     cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil

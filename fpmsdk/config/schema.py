@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
+MAX_SHOWN = 200
 
 
 class SchemaFault(Exception):
@@ -32,15 +33,27 @@ class Kind(Protocol):
         """Return the JSON form of a stored value."""
 
 
+def shown(value: Any) -> str:
+    """A value for an error text: its `repr`, but never the thousand digits or characters of an absurd one.
+
+    >>> shown(0.5), shown(10**400)
+    ('0.5', 'an integer beyond 64 bits')
+    """
+    if isinstance(value, int) and abs(value) > U64_MAX:
+        return "an integer beyond 64 bits"
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def describe(value: Any) -> str:
     """Name a JSON value for an error text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "boolean true", False: "boolean false"}[value]
     if isinstance(value, int) and abs(value) > U64_MAX:
-        return "an integer beyond 64 bits"
+        return shown(value)
     for kind, name in ((int, "integer"), (float, "number"), (str, "string")):
         if isinstance(value, kind):
-            return f"{name} {value!r}"
+            return f"{name} {shown(value)}"
     if isinstance(value, (list, tuple)):
         return "an array"
     return "an object" if isinstance(value, Mapping) else f"a value of type {type(value).__name__}"

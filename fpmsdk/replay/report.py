@@ -5,7 +5,6 @@ Only arranges columns that the replay has recorded; latency figures are defined 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import EmptyResultError
+from fpmsdk.files import whole_file
 from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class ReplayReport:
         `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `num_admissions`,
         `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
         `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived.
+    admissions: `request` (row of `requests`), `at_ms` and `reused_tokens` of each admission, in order of time.
     passes: an array per column, one entry per pass; empty when passes were not recorded.
     gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
     committed_prefill_tokens: tokens scheduled for prefill; None when passes were not recorded.
@@ -81,6 +82,7 @@ class ReplayReport:
         self,
         *,
         requests: Columns,
+        admissions: Columns,
         passes: Columns,
         gap_ms: NDArray[np.float64],
         gap_count: NDArray[np.int64],
@@ -106,6 +108,7 @@ class ReplayReport:
             "itl_ms": self.latencies.itl_ms,
             "e2e_latency_ms": self.latencies.e2e_ms,
         }
+        self.admission_columns = admissions
         self.pass_columns = passes
         self.options = dict(options or {})
         self._completed = requests["status"] == "completed"
@@ -125,6 +128,16 @@ class ReplayReport:
         return _arrow(self.request_columns)
 
     @cached_property
+    def admissions(self) -> pyarrow.Table:
+        """One row per admission in order of time: `request_id`, `at_ms`, `reused_tokens`.
+
+        A request that was preempted is admitted again and has as many rows as admissions.
+        """
+        columns = self.admission_columns
+        names = self.request_columns["request_id"][columns["request"]]
+        return _arrow({"request_id": names, "at_ms": columns["at_ms"], "reused_tokens": columns["reused_tokens"]})
+
+    @cached_property
     def passes(self) -> pyarrow.Table:
         """One row per pass in the order in which passes started on the simulated clock."""
         return _arrow(self.pass_columns)
@@ -134,6 +147,7 @@ class ReplayReport:
         document: dict[str, Any] = {"options": self.options, "summary": self.summary}
         if per_request:
             columns = {key: self.request_columns[name].tolist() for key, name in _RECORD_KEYS.items()}
+            columns["admission_history"] = self._admission_histories()
             document["per_request"] = [
                 dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
             ]
@@ -141,14 +155,10 @@ class ReplayReport:
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
     def write_json(self, path: str | Path, *, per_request: bool = True) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        target = Path(path)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            draft.write_text(self.to_json(per_request=per_request) + "\n", encoding="utf-8")
-            os.replace(draft, target)
-        finally:
-            draft.unlink(missing_ok=True)
+        """Write `to_json` to a file, whole or not at all (`fpmsdk.files.whole_file`)."""
+        text = self.to_json(per_request=per_request) + "\n"
+        with whole_file(path) as file:
+            file.write(text.encode())
 
     def table(self) -> Table:
         """The main figures for a terminal."""
@@ -176,6 +186,14 @@ class ReplayReport:
         ):
             table.add_row(label, *(f"{summary[f'{figure}_{name}_ms']:,.2f}" for figure in figures))
         return table
+
+    def _admission_histories(self) -> list[list[dict[str, Any]]]:
+        histories: list[list[dict[str, Any]]] = [[] for _ in self._completed]
+        names = ("request", "at_ms", "reused_tokens")
+        for request, at_ms, reused in zip(*(self.admission_columns[name].tolist() for name in names), strict=True):
+            history = histories[request]
+            history.append({"at_ms": at_ms, "reused_input_tokens": reused, "is_readmission": bool(history)})
+        return histories
 
     def _why_empty(self) -> str:
         status, reasons = self.request_columns["status"], self.request_columns["rejection_reason"]

@@ -21,11 +21,18 @@ from fpmsdk._ext.pages import PrefixKeys
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
 from fpmsdk._ext.replay import Recorder, Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Scheduler, Status
-from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError
+from fpmsdk.config.schema import shown
+from fpmsdk.errors import ConfigError, MissingCapabilityError, TimingError, TraceError
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
+
+# What a replay keeps in memory and visits at every event, and what fits its 64-bit sums of KV tokens.
+MAX_RANKS = 65_536
+MAX_KV_TOKENS = 2**62
+# Durations are counted in 64-bit seconds; figures of much later times would overflow.
+MAX_TIME_MS = 2.0**64 * 1e3
 
 _RECORDED_COLUMNS = (
     "arrival_ms",
@@ -74,7 +81,8 @@ def replay_trace(
     scheduler_rules: `vllm` decides as the real scheduler, `simulator` as the peer simulator.
     mixed_pass_pricing: `composed` prices prefill and decode of one pass as one forward where the timing model
         can, `separate` prices each part for itself.
-    num_workers: identical workers behind a round robin, ready from the start.
+    num_workers: identical workers behind a round robin, ready from the start; with `dp_size` ranks each at most
+        65,536 ranks.
     arrival_speedup_ratio: arrivals and delays are divided by it.
     concurrency: closed loop with at most so many active sessions; None follows the trace's timestamps.
     max_sim_time_ms: no event after this simulated time.
@@ -86,6 +94,7 @@ def replay_trace(
 
     Raises
     ------
+    TraceError: `trace` is no `Trace`.
     ConfigError: an option is out of range (`path` names it); LaunchConfigError for the launch.
     MissingCapabilityError: the launch asks for an engine that this release does not simulate.
     RequestNeverFitsError: nothing can happen any more while a request waits; names it.
@@ -97,6 +106,8 @@ def replay_trace(
     >>> replay_trace(trace, launch=launch).summary["mean_ttft_ms"]
     13.0
     """
+    if not isinstance(trace, Trace):
+        raise TraceError(f"trace is {shown(trace)}; give a Trace, as Trace.read(path) returns")
     _check_choice("scheduler_rules", scheduler_rules, ("vllm", "simulator"))
     _check_choice("mixed_pass_pricing", mixed_pass_pricing, ("composed", "separate"))
     _check_integer("num_workers", num_workers, 1)
@@ -109,6 +120,8 @@ def replay_trace(
         launch = EngineLaunchConfig.from_mapping({"engine": {}} if launch is None else launch)
     engine = launch.engine
     _check_simulated(engine, scheduler_rules)
+    _check_size(launch, num_workers)
+    bounds = sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla)
     vllm_settings = {
         "scheduling_policy": scheduling_policy,
         "long_prefill_token_threshold": long_prefill_token_threshold,
@@ -130,10 +143,10 @@ def replay_trace(
         _schedulers(trace, requests, launch, num_workers, {"scheduler_rules": scheduler_rules, **vllm_settings}),
         pricer,
         dp_size=launch.dp_size,
-        arrival_ms=trace.arrival_ms / arrival_speedup_ratio,
+        arrival_ms=_sped_up(trace.arrival_ms, arrival_speedup_ratio),
         next_turn=_next_turns(trace),
-        delay_ms=trace.delay_ms / arrival_speedup_ratio,
-        concurrency=concurrency or 0,
+        delay_ms=_sped_up(trace.delay_ms, arrival_speedup_ratio),
+        concurrency=min(concurrency or 0, len(trace)),
         max_sim_time_ms=math.inf if max_sim_time_ms is None else max_sim_time_ms,
         record_passes=record_passes,
         request_ids=trace.request_ids.tolist(),
@@ -143,8 +156,13 @@ def replay_trace(
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
     gaps = replay.recorder.gaps.array()
+    arrived = ~np.isnan(replay.recorder.column("arrival_ms"))
     report = ReplayReport(
-        requests=_request_columns(trace, requests, replay.recorder, engine, scheduler_rules),
+        requests={
+            name: column[arrived]
+            for name, column in _request_columns(trace, requests, replay.recorder, engine, scheduler_rules).items()
+        },
+        admissions=_admission_columns(replay.recorder, arrived),
         passes=_columns(replay.recorder.passes.array()),
         gap_ms=gaps["gap_ms"],
         gap_count=gaps["count"],
@@ -163,7 +181,7 @@ def replay_trace(
             **vllm_settings,
             "launch": launch.to_dict(),
         },
-        sla=sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla),
+        sla=bounds,
     )
     report.summary["composed_passes"] = pricer.num_composed
     report.summary["mixed_passes_priced_separately"] = pricer.num_fallback
@@ -188,6 +206,9 @@ def as_timing_model(timing: Any) -> TimingModel:
     if kind == "polynomial":
         return PolynomialTiming()
     if kind == "fixed" and {"prefill_ms", "decode_ms"} <= timing.keys():
+        for phase in ("prefill_ms", "decode_ms"):
+            if not _is_latency(timing[phase]):
+                raise TimingError(f"fixed timing: {phase} is {shown(timing[phase])}; give finite ms of at least 0")
         return FixedTiming(timing["prefill_ms"], timing["decode_ms"])
     if kind == "external":
         raise TimingError(
@@ -195,8 +216,13 @@ def as_timing_model(timing: Any) -> TimingModel:
             "build the model and give it as timing="
         )
     raise TimingError(
-        f"timing is {dict(timing)!r}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} or a model"
+        f"timing is {shown(dict(timing))}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} or a model"
     )
+
+
+def _is_latency(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= sys.float_info.max
 
 
 def _check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:
@@ -211,6 +237,34 @@ def _check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:
         raise ConfigError(
             "engine.num_gpu_blocks is 1; vLLM reserves one block, give at least 2", "engine.num_gpu_blocks"
         )
+
+
+def _check_size(launch: EngineLaunchConfig, num_workers: int) -> None:
+    if num_workers * launch.dp_size > MAX_RANKS:
+        raise ConfigError(
+            f"num_workers {shown(num_workers)} with dp_size {launch.dp_size} are too many ranks; "
+            f"a replay simulates at most {MAX_RANKS:,}",
+            "num_workers" if num_workers > 1 else "dp_size",
+        )
+    engine = launch.engine
+    if engine.num_gpu_blocks * engine.block_size > MAX_KV_TOKENS:
+        largest = "num_gpu_blocks" if engine.num_gpu_blocks > engine.block_size else "block_size"
+        raise ConfigError(
+            f"engine.num_gpu_blocks {engine.num_gpu_blocks} of engine.block_size {engine.block_size} hold too many "
+            f"tokens; a replay simulates a KV cache of at most {MAX_KV_TOKENS}",
+            f"engine.{largest}",
+        )
+
+
+def _sped_up(times_ms: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        divided = times_ms / ratio
+    if (divided >= MAX_TIME_MS).any():
+        raise ConfigError(
+            f"arrivals or delays divided by arrival_speedup_ratio = {ratio!r} lie beyond 2^64 s; give a larger ratio",
+            "arrival_speedup_ratio",
+        )
+    return divided
 
 
 def _check_vllm_settings(settings: Mapping[str, Any], engine: EngineConfig, scheduler_rules: str) -> None:
@@ -230,27 +284,27 @@ def _check_vllm_settings(settings: Mapping[str, Any], engine: EngineConfig, sche
 
 
 def _check_choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise ConfigError(f"{name} is {value!r}; give {' or '.join(accepted)}", name)
+    if not isinstance(value, str) or value not in accepted:
+        raise ConfigError(f"{name} is {shown(value)}; give {' or '.join(accepted)}", name)
 
 
 def _check_integer(name: str, value: Any, lowest: int, highest: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest or value > (highest or value):
         limit = "" if highest is None else f" and at most {highest}"
-        raise ConfigError(f"{name} is {value!r}; give an integer of at least {lowest}{limit}", name)
+        raise ConfigError(f"{name} is {shown(value)}; give an integer of at least {lowest}{limit}", name)
 
 
 def _check_number(name: str, value: Any, lowest: float, below: float = math.inf) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not lowest <= value < below:
+    if not is_number or not lowest <= value < below or value > sys.float_info.max:
         limit = "" if below == math.inf else f" and below {below}"
-        raise ConfigError(f"{name} is {value!r}; give a finite number of at least {lowest}{limit}", name)
+        raise ConfigError(f"{name} is {shown(value)}; give a finite number of at least {lowest}{limit}", name)
 
 
-def _parsed_version(text: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", text)
+def _parsed_version(text: Any) -> tuple[int, int]:
+    match = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", text) if isinstance(text, str) else None
     if match is None:
-        raise ConfigError(f"vllm_version is {text!r}; give MAJOR.MINOR, as 0.32", "vllm_version")
+        raise ConfigError(f"vllm_version is {shown(text)}; give the text MAJOR.MINOR, as 0.32", "vllm_version")
     return int(match[1]), int(match[2])
 
 
@@ -323,7 +377,7 @@ def _request_columns(
     reasons[Refusal.UNCHUNKED_PROMPT] = (
         f"its prompt exceeds max_num_batched_tokens = {engine.max_num_batched_tokens} without chunked prefill"
     )
-    columns: dict[str, NDArray[Any]] = {
+    return {
         "request_id": trace.request_ids,
         "session_id": _session_names(trace),
         "turn_index": trace.turn_index,
@@ -335,5 +389,9 @@ def _request_columns(
         "rejection_reason": reasons[requests.column("refusal")],
         **{name: recorder.column(name) for name in _RECORDED_COLUMNS},
     }
-    arrived = ~np.isnan(columns["arrival_ms"])
-    return {name: column[arrived] for name, column in columns.items()}
+
+
+def _admission_columns(recorder: Recorder, arrived: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
+    columns = _columns(recorder.admissions.array())
+    row_of_request = np.cumsum(arrived) - 1
+    return columns | {"request": row_of_request[columns["request"]]}

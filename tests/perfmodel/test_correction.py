@@ -216,3 +216,9 @@ def test_a_dynamic_factor_lies_among_the_ratios_it_keeps(rows, max_observations)
     kept = [*recent, *state["ratio"][: state["extent"][1]]]
     assert all(min(kept) <= store.table.factor((float(tokens),)) <= max(kept) for tokens, _ in rows)
     assert recent.tolist() == [observed for _, observed in rows][-len(recent) :]
+
+
+@pytest.mark.parametrize("kind", [FixedStore, DynamicLocalStore, CorrectionStore])
+def test_there_is_no_store_without_its_arrays(kind):
+    with pytest.raises(TypeError):
+        kind.__new__(kind)
