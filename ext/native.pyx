@@ -9,7 +9,7 @@ from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
 from fpmsdk._ext.features cimport FAULT_NONE, FaultSite, check_ranks, fault_error
 from fpmsdk._ext.frames cimport Records, is_rank
-from fpmsdk._ext.operators cimport OP_OK, OpAnswer, OpList, OpQuery, OpSol, Operator
+from fpmsdk._ext.operators cimport OP_OK, OpAnswer, OpList, OpQuery, Operator
 
 from fpmsdk._ext.frames import read_iterations
 

@@ -6,6 +6,8 @@ and 1e9 FLOP/s, so that 1e6 FLOP take 1 ms.
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fpmsdk._ext.grid import GridTable
 from fpmsdk._ext.operators import (
@@ -249,6 +251,36 @@ LINEAR = {(2, batch, position): 0.1 * batch * position for batch in (1, 8) for p
 )
 def test_decode_attention_is_the_mean_of_five_positions(position, mean):
     assert ask(generation_attention(LINEAR), 1, position)[:4] == (OK, pytest.approx(mean), 0.0, "silicon")
+
+
+@st.composite
+def decode_tables(draw):
+    position = st.sampled_from([1, 2, 30, 31, 60, 64, 100, 128, 1000])
+    rows = st.lists(
+        st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 4, 16]), position),
+        min_size=1,
+        max_size=40,
+        unique=True,
+    )
+    return {row: draw(st.floats(1.0, 100.0)) for row in draw(rows)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(decode_tables(), st.integers(1, 40), st.integers(0, 2000))
+def test_five_positions_asked_together_answer_as_five_queries(measured, batch, position):
+    # kv_len x batch x heads of 2 x 4, in the formulas of the speed of light.
+    def roofline(n, b, at):
+        num_bytes = b * (2 * n * 4 + 2 * n * (at - 1) * 4 * 2 + 2 * n * 4)
+        return max(4 * b * n * 4 * (at - 1), num_bytes) / 1e9 * 1000
+
+    low = max(int(0.9 * position), 1)
+    high = max(int(1.1 * position), low)
+    answers = [table(measured).query((2, batch, low + (high - low) * i // 4), roofline) for i in range(5)]
+    status, latency_ms, *_ = ask(generation_attention(measured), batch, position)
+    if None in answers:
+        assert status == MISS
+    else:
+        assert latency_ms == pytest.approx(sum(ms for ms, _ in answers) / 5, rel=1e-12)
 
 
 def test_the_norm_of_queries_and_keys_is_added_to_the_mean():

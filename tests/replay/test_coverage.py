@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fpmsdk import Trace, replay_trace
-from fpmsdk.errors import TimingError
+from fpmsdk.errors import FpmUncoveredError
 from fpmsdk.replay.coverage import replay_coverage, write_coverage
 from tests.perfdb.pairs import decode, prefill
 from tests.perfdb.synthetic import Systems
@@ -45,7 +45,7 @@ def test_a_replay_without_collection_says_nothing(place):
 
 
 def test_a_missing_timing_stops_the_replay_with_the_coverage_attached(place):
-    with pytest.raises(TimingError) as caught:
+    with pytest.raises(FpmUncoveredError) as caught:
         replay_trace(Trace.from_arrays([0.0], [100], [4]), launch=LAUNCH, timing=collecting(place))
     coverage = json.loads(caught.value.fpm_query_coverage)
     assert (coverage["status"], coverage["replay_completed"]) == ("incomplete", False)
