@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test lint bench compare-regression clean
+.PHONY: demo test test-data lint bench compare-regression compare-op-level compare-interpolation clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -15,7 +15,7 @@ demo: $(VENV)/.ready
 	$(BIN)/fpmsdk demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest tests fpmsdk -m 'not slow'
+	$(BIN)/python -m pytest tests fpmsdk -m 'not slow and not peer_data'
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -37,9 +37,35 @@ $(PEERS)/regression/.ready: Makefile
 	$(PEERS)/regression/bin/pip install --quiet msgspec numpy packaging pandas pyarrow pydantic pyyaml
 	touch $@
 
-compare-regression: $(PEERS)/regression/.ready
+compare-interpolation: $(PEERS)/regression/.ready
+	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
 	$(PEERS)/regression/bin/pip install --quiet .
-	$(PEERS)/regression/bin/python -m benchmarks.compare.regression
+	$(PEERS)/regression/bin/python benchmarks/compare/interpolation.py $(EVIDENCE)
+
+# EVIDENCE=--write-evidence keeps the figures in benchmarks/evidence/.
+compare-regression: $(PEERS)/regression/.ready
+	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
+	$(PEERS)/regression/bin/pip install --quiet .
+	$(PEERS)/regression/bin/python benchmarks/compare/regression.py $(EVIDENCE)
+
+compare-op-level: $(PEERS)/regression/.ready
+	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
+	$(PEERS)/regression/bin/pip install --quiet .
+	$(PEERS)/regression/bin/python benchmarks/compare/op_level.py $(EVIDENCE)
+
+# The public performance databases, as data: both generations, never imported.
+DATA_WHEELS := aisimulate==0.13.0.dev202610270000000085 aiconfigurator-core==0.12.0
+
+$(PEERS)/data/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/data
+	$(PEERS)/data/bin/pip install --quiet --pre --no-deps --only-binary :all: $(DATA_WHEELS)
+	touch $@
+
+test-data: $(VENV)/.ready $(PEERS)/data/.ready
+	site=$$($(PEERS)/data/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	FPMSDK_TEST_SYSTEMS_013=$$site/aisimulate_core/systems \
+	FPMSDK_TEST_SYSTEMS_012=$$site/aiconfigurator_core/systems \
+	$(BIN)/python -m pytest tests -m peer_data
 
 clean:
 	rm -rf build dist *.egg-info fpmsdk/_ext/*.so $(VENV)

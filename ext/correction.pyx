@@ -41,7 +41,7 @@ cdef double median(double* values, int64_t count) noexcept nogil:
 
 
 cdef class CorrectionTable:
-    """Published factors of one store; never changes."""
+    """Published factors of one store; never changes. `retained` counts observations, in a hybrid those of both parts."""
 
     cdef double factor_at(self, const double* coordinates) noexcept nogil:
         cdef double logs[MAX_CORRECTION_AXES]
@@ -54,6 +54,36 @@ cdef class CorrectionTable:
         for i in range(self.num_axes):
             logs[i] = log1p(coordinates[i])
         return factor_in(self.num_axes, logs, &self.local, self.global_factor)
+
+    @property
+    def ready(self):
+        """Whether some part has enough observations to answer."""
+        return bool(self.fixed.ready or self.global_ready)
+
+    @property
+    def ready_cells(self):
+        """Populated cells of the parts that answer by cell."""
+        return (self.fixed.num_cells if self.fixed.ready else 0) + (
+            self.local.num_cells if self.local.ready else 0
+        )
+
+    def factors(self):
+        """The ready factors: fixed cells, then dynamic cells, each in key order, then the global factor."""
+        cdef int64_t cell
+        found = []
+        if self.fixed.ready:
+            found += [self.fixed.factors[cell] for cell in range(self.fixed.num_cells)]
+        if self.global_ready:
+            if self.local.ready:
+                found += [self.local.factors[cell] for cell in range(self.local.num_cells)]
+            found.append(self.global_factor)
+        return found
+
+    def factor(self, tuple coordinates):
+        """Factor by which a native estimate at these coordinates is multiplied; 1.0 when there is nothing to say."""
+        cdef double[MAX_CORRECTION_AXES] located
+        located_from(coordinates, self.num_axes, located)
+        return self.factor_at(located)
 
 
 cdef bint inside(int num_axes, const double* coordinates, const Cells* cells) noexcept nogil:
@@ -76,7 +106,8 @@ cdef double factor_in(int num_axes, const double* coordinates, const Cells* cell
 cdef class FixedStore:
     """Ratios in a grid over a fixed range; a cell answers with its median (section 6.3)."""
 
-    def __init__(self, layout, tuple maxima, tuple bins, max_observations, min_observations):
+    # Here and below __cinit__, not __init__: there is no store without its arrays, not even one made by __new__.
+    def __cinit__(self, layout, tuple maxima not None, tuple bins not None, max_observations, min_observations):
         self.layout = layout
         self.min_observations = min(min_observations, INT64_MAX)
         self.sampler = BucketSampler(bins, max_observations, True)
@@ -138,7 +169,7 @@ cdef class FixedStore:
 cdef class DynamicLocalStore:
     """Recent ratios and a chronological window of located ones over a grid that grows with traffic (section 6.4)."""
 
-    def __init__(self, layout, tuple bins, max_observations, min_observations):
+    def __cinit__(self, layout, tuple bins not None, max_observations, min_observations):
         cdef int i
         self.layout = layout
         self.num_axes = len(bins)
@@ -303,7 +334,7 @@ cdef class CorrectionStore:
     min_factor, max_factor: bounds of an observed ratio, None for unbounded.
     """
 
-    def __init__(self, FixedStore fixed, DynamicLocalStore dynamic, int num_axes, min_factor, max_factor):
+    def __cinit__(self, FixedStore fixed, DynamicLocalStore dynamic, int num_axes, min_factor, max_factor):
         self.fixed = fixed
         self.dynamic = dynamic
         self.num_axes = num_axes
@@ -340,6 +371,7 @@ cdef class CorrectionStore:
         cdef int i
         table.num_axes = self.num_axes
         table.memory = ()
+        table.retained = (0 if fixed is None else fixed.retained) + (0 if dynamic is None else dynamic.retained)
         if fixed is not None:
             table.has_fixed = True
             table.fixed.ready = fixed.sampler.total() >= fixed.min_observations
@@ -375,43 +407,6 @@ cdef class CorrectionStore:
         taken = self.add(located, observed_ms, native_ms)
         self.publish()
         return taken
-
-    def factor(self, tuple coordinates):
-        """Factor by which a native estimate at these coordinates is multiplied; 1.0 when there is nothing to say."""
-        cdef double[MAX_CORRECTION_AXES] located
-        located_from(coordinates, self.num_axes, located)
-        return self.table.factor_at(located)
-
-    @property
-    def retained(self):
-        """Observations kept; a hybrid counts both of its parts."""
-        return (0 if self.fixed is None else self.fixed.retained) + (
-            0 if self.dynamic is None else self.dynamic.retained
-        )
-
-    @property
-    def ready(self):
-        """Whether some part has enough observations to answer."""
-        return bool(self.table.fixed.ready or self.table.global_ready)
-
-    @property
-    def ready_cells(self):
-        """Populated cells of the parts that answer by cell."""
-        return (self.table.fixed.num_cells if self.table.fixed.ready else 0) + (
-            self.table.local.num_cells if self.table.local.ready else 0
-        )
-
-    def factors(self):
-        """The ready factors: fixed cells, then dynamic cells, each in key order, then the global factor."""
-        cdef int64_t cell
-        found = []
-        if self.table.fixed.ready:
-            found += [self.table.fixed.factors[cell] for cell in range(self.table.fixed.num_cells)]
-        if self.table.global_ready:
-            if self.table.local.ready:
-                found += [self.table.local.factors[cell] for cell in range(self.table.local.num_cells)]
-            found.append(self.table.global_factor)
-        return found
 
 
 cdef int located_from(tuple coordinates, int num_axes, double* located) except -1:

@@ -13,7 +13,7 @@ from fpmsdk._ext.features cimport (
     FAULT_NONE, KIND_IDLE, NUM_SKIPS, SKIP_IDLE, SKIP_NONE, FaultSite, check_ranks, fault_error, tuning_target_ms,
 )
 from fpmsdk._ext.frames cimport (
-    Columns, IterationSource, LengthLists, free_lists, is_rank, new_scratch, read_iterations, read_rank,
+    Columns, IterationSource, LengthLists, free_lists, is_rank, new_scratch, read_rank,
 )
 
 import numpy as np
@@ -33,16 +33,17 @@ cdef class ServingView:
         latency_ms[0] = NAN
         return FAULT_NONE
 
-    cdef double estimate(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil:
-        cdef double latency_ms
-        return NAN if self.evaluate(ranks, num_ranks, &latency_ms) != FAULT_NONE else latency_ms
+    cdef object error(self, const FaultSite* site, const FpmRank* ranks, Py_ssize_t num_ranks):
+        # The exception for a fault of `evaluate` or of the checks before it.
+        return fault_error(site)
 
     def estimate_iteration(self, metrics, decode_frame):
         """Latency in ms of one iteration, given as a rank or as the list of its ranks; None when not ready."""
         cdef FpmRank few[8]
         cdef FpmRank* ranks = few
         cdef LengthLists* lists = NULL
-        cdef Py_ssize_t num_ranks = 1 if is_rank(metrics) else len(metrics), r
+        cdef tuple given = (metrics,) if is_rank(metrics) else tuple(metrics)
+        cdef Py_ssize_t num_ranks = len(given), r
         cdef FaultSite site
         cdef double latency_ms = NAN
         site.iteration = -1
@@ -51,20 +52,17 @@ cdef class ServingView:
             if ranks == NULL:
                 raise MemoryError
         try:
-            if is_rank(metrics):
-                read_rank(metrics, decode_frame, False, ranks, &lists)
-            else:
-                for r in range(num_ranks):
-                    read_rank(metrics[r], decode_frame, False, &ranks[r], &lists)
+            for r in range(num_ranks):
+                read_rank(given[r], decode_frame, False, &ranks[r], &lists)
             site.fault = check_ranks(ranks, num_ranks, &site.rank)
             if site.fault == FAULT_NONE:
                 site.fault = self.evaluate(ranks, num_ranks, &latency_ms)
+            if site.fault != FAULT_NONE:
+                raise self.error(&site, ranks, num_ranks)
         finally:
             free_lists(lists)
             if ranks != few:
                 free(ranks)
-        if site.fault != FAULT_NONE:
-            raise fault_error(&site)
         return None if isnan(latency_ms) else latency_ms
 
     def estimate_columns(self, Columns source not None):
@@ -85,9 +83,10 @@ cdef class ServingView:
                     site.fault = self.evaluate(ranks, num_ranks, &latency_ms[i])
                 if site.fault != FAULT_NONE:
                     break
+        error = None if site.fault == FAULT_NONE else self.error(&site, ranks, num_ranks)
         free(scratch)
-        if site.fault != FAULT_NONE:
-            raise fault_error(&site)
+        if error is not None:
+            raise error
         return latencies
 
 
@@ -110,19 +109,12 @@ cdef class Estimator:
     cdef int publish(self) except -1:
         return 0
 
-    def tune(self, iterations, decode_frame):
-        """Learn from a batch, or from the forms of `tune_with_fpms`.
-
-        Types are checked before anything is learned. An iteration that breaks a rule between fields raises, with
-        the iterations before it learned and the others untouched.
-        """
-        if isinstance(iterations, IterationSource):
-            self.learn_from(iterations)
-        else:
-            self.learn_from(read_iterations(iterations, decode_frame))
-
     def learn_from(self, IterationSource source not None):
-        """Learn from a source of iterations."""
+        """Learn from a source of iterations, in order.
+
+        An iteration that breaks a rule between fields raises, with the iterations before it learned and the others
+        untouched. No Python code runs in between.
+        """
         cdef FpmRank* scratch
         cdef const FpmRank* ranks
         cdef Py_ssize_t num_ranks, i
@@ -148,10 +140,11 @@ cdef class Estimator:
                 site.fault = self.learn(ranks, num_ranks, kind, target_ms)
                 if site.fault != FAULT_NONE:
                     break
+        error = None if site.fault == FAULT_NONE else self.serving.error(&site, ranks, num_ranks)
         free(scratch)
         self.publish()
-        if site.fault != FAULT_NONE:
-            raise fault_error(&site)
+        if error is not None:
+            raise error
 
     def skipped_iterations(self):
         """Iterations that taught nothing, counted by reason since construction."""

@@ -4,7 +4,6 @@
 # whoever consumes the source.
 
 from cpython.dict cimport PyDict_Check
-from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -17,6 +16,8 @@ cimport numpy as cnp
 
 from fpmsdk._ext.features cimport FAULT_NONE, FaultSite, check_ranks, fault_error, workload_kind
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fpmsdk.errors import MetricsError, TuningError
@@ -28,6 +29,43 @@ cdef extern from *:
     #if PY_VERSION_HEX < 0x030D0000
     #define PyObject_GetOptionalAttr _PyObject_LookupAttr
     #endif
+    /* The usual case of a count or a number without a reference taken or an object touched: 1 with the value,
+       2 when the field is absent, 0 for everything else, which the general reader looks at again. */
+    static int fpm_take_unsigned(PyObject *value, unsigned long long limit, unsigned long long *out) {
+        unsigned long long number;
+        if (!PyLong_CheckExact(value)) return 0;
+        number = PyLong_AsUnsignedLongLong(value);
+        if (number == (unsigned long long)-1 && PyErr_Occurred()) { PyErr_Clear(); return 0; }
+        if (number > limit) return 0;
+        *out = number;
+        return 1;
+    }
+    static int fpm_take_real(PyObject *value, double *out) {
+        if (!PyFloat_CheckExact(value)) return 0;
+        *out = PyFloat_AS_DOUBLE(value);
+        return 1;
+    }
+    #define FPM_FIELD(taken, absent)                                              \
+        PyObject *value;                                                          \
+        int result;                                                               \
+        if (PyDict_CheckExact(source)) {                                          \
+            value = PyDict_GetItemWithError(source, name);                        \
+            if (value != NULL) return taken;                                      \
+            if (PyErr_Occurred()) { PyErr_Clear(); return 0; }                    \
+            return absent;                                                        \
+        }                                                                         \
+        if (PyObject_GetOptionalAttr(source, name, &value) < 0) { PyErr_Clear(); return 0; } \
+        if (value == NULL) return absent;                                         \
+        result = taken;                                                           \
+        Py_DECREF(value);                                                         \
+        return result;
+    static int fpm_unsigned_field(PyObject *source, PyObject *name, unsigned long long limit,
+                                  unsigned long long *out) {
+        FPM_FIELD(fpm_take_unsigned(value, limit, out), 2)
+    }
+    static int fpm_real_field(PyObject *source, PyObject *name, double *out) {
+        FPM_FIELD(fpm_take_real(value, out), 2)
+    }
     /* A field that may be absent: 1 and a new reference, 0, or -1 with an exception. */
     static int fpm_get_field(PyObject *source, PyObject *name, PyObject **value) {
         if (PyDict_Check(source)) {
@@ -39,6 +77,8 @@ cdef extern from *:
     }
     """
     int fpm_get_field(object source, object name, PyObject** value) except -1
+    int fpm_unsigned_field(object source, object name, uint64_t limit, unsigned long long* out)
+    int fpm_real_field(object source, object name, double* out)
 
 cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xFFFFFFFFFFFFFFFFULL
@@ -99,7 +139,10 @@ cdef uint64_t to_unsigned(object value, str section, str name, uint64_t limit) e
         # Integers of other types (numpy) are welcome; bools, and floats such as 5.0, are not counts.
         if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
             raise wrong_type(section, name, f"an integer from 0 to {limit}", original)
-        value = value.__index__()
+        try:
+            value = value.__index__()
+        except TypeError:  # arrays of one element have the method and refuse to use it
+            raise wrong_type(section, name, f"an integer from 0 to {limit}", original) from None
     try:
         number = PyLong_AsUnsignedLongLong(value)
     except OverflowError:
@@ -112,36 +155,45 @@ cdef uint64_t to_unsigned(object value, str section, str name, uint64_t limit) e
 cdef uint64_t unsigned_field(
     object source, str section, str name, uint64_t limit, uint64_t default
 ) except? 0xFFFFFFFFFFFFFFFFULL:
+    cdef unsigned long long number = 0
+    cdef int found = fpm_unsigned_field(source, name, limit, &number)
+    if found == 1:
+        return number
+    if found == 2:
+        return default
     value = field_of(source, name)
     return default if value is ABSENT else to_unsigned(value, section, name, limit)
 
 
 cdef double real_field(object source, str section, str name, bint any_value) except? -1.0:
-    cdef double number
+    cdef double number = 0.0
+    cdef int found = fpm_real_field(source, name, &number)
+    if found == 2 or found == 1 and (any_value or isfinite(number)):
+        return number
     value = field_of(source, name)
     if value is ABSENT:
         return 0.0
-    if PyFloat_CheckExact(value):
-        number = PyFloat_AS_DOUBLE(value)
-    elif isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
+    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
         raise wrong_type(section, name, "a finite number", value)
-    else:
-        try:
-            number = float(value)
-        except OverflowError:
-            raise wrong_type(section, name, "a finite number", value) from None
+    try:
+        number = float(value)
+    except (OverflowError, TypeError, ValueError):
+        raise wrong_type(section, name, "a finite number", value) from None
     if not any_value and not isfinite(number):
         raise wrong_type(section, name, "a finite number", value)
     return number
 
 
 cdef object record_field(object source, str name):
+    # A nested record: a mapping, or an object with the attributes of one.
     value = field_of(source, name)
     if value is ABSENT or PyDict_Check(value):
         return value
-    if value is None or isinstance(value, (str, bytes, int, float, list, tuple)):
-        raise wrong_type("", name, "an object", value)
-    return value
+    if field_of(value, "num_prefill_requests") is not ABSENT or field_of(value, "num_decode_requests") is not ABSENT:
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise wrong_type("", name, "an object with the fields of that section", value)
 
 
 cdef class IterationSource:
@@ -214,10 +266,12 @@ cdef int read_rank(
     if isinstance(source, bytes):
         source = decode_frame(source)
     elif not PyDict_Check(source) and field_of(source, "scheduled_requests") is ABSENT:
-        raise MetricsError(
-            "invalid FPM payload: expected a dict, an encoded frame or an object with the attributes of "
-            f"ForwardPassMetrics for a rank, found {type(source).__name__}"
-        )
+        if not isinstance(source, Mapping):
+            raise MetricsError(
+                "invalid FPM payload: expected a mapping, an encoded frame or an object with the attributes of "
+                f"ForwardPassMetrics for a rank, found {type(source).__name__}"
+            )
+        source = dict(source)
     worker_id = field_of(source, "worker_id")
     if worker_id is not ABSENT and not isinstance(worker_id, str):
         raise wrong_type("", "worker_id", "a string", worker_id)
@@ -262,12 +316,12 @@ cdef int read_queued(object source, FpmRank* rank) except -1:
     return 0
 
 
-cdef int read_lengths(object extend, object past, FpmRank* rank, LengthLists** lists) except -1:
+cdef int read_lengths(object given_extend, object given_past, FpmRank* rank, LengthLists** lists) except -1:
     cdef LengthLists* block
     cdef Py_ssize_t i, num_extend, num_past
     cdef str at = "scheduled_requests."
-    extend = list_of_lengths(extend, "extend_lengths")
-    past = list_of_lengths(past, "past_kv_lengths")
+    cdef tuple extend = list_of_lengths(given_extend, "extend_lengths")
+    cdef tuple past = list_of_lengths(given_past, "past_kv_lengths")
     num_extend = len(extend)
     num_past = len(past)
     block = <LengthLists*>malloc(sizeof(LengthLists) + (num_extend + num_past) * sizeof(uint64_t))
@@ -293,12 +347,12 @@ cdef void free_lists(LengthLists* lists) noexcept:
         free(block)
 
 
-cdef object list_of_lengths(object value, str name):
+cdef tuple list_of_lengths(object value, str name):
     if value is None or value is ABSENT:
         return ()
     if not isinstance(value, (list, tuple)):
         raise wrong_type("scheduled_requests.", name, "a list of integers", value)
-    return value
+    return tuple(value)  # reading an item may run code that changes the list
 
 
 cdef bint is_rank(object source):
@@ -306,15 +360,19 @@ cdef bint is_rank(object source):
     return not isinstance(source, (list, tuple))
 
 
-cdef Records read_iterations(object source, object decode_frame):
-    # The argument of a tuning call (fpm-model.md section 5.4): one rank, one iteration as a flat list of ranks,
-    # or a list of iterations.
+def read_iterations(given, decode_frame):
+    """Read the argument of a tuning call: one rank, one iteration as a flat list of ranks, or a list of iterations.
+
+    Types are checked; rules between fields are not. Source: fpm-model.md section 5.4.
+    """
     cdef Records records = Records()
     cdef Py_ssize_t num_flat = 0
-    if is_rank(source):
-        records.add_rank(source, decode_frame)
+    cdef tuple source
+    if is_rank(given):
+        records.add_rank(given, decode_frame)
         records.end_iteration()
         return records
+    source = tuple(given)
     for item in source:
         num_flat += is_rank(item)
     if num_flat not in (0, len(source)):
@@ -326,7 +384,7 @@ cdef Records read_iterations(object source, object decode_frame):
         if num_flat:
             records.add_rank(item, decode_frame)
             continue
-        for rank in item:
+        for rank in tuple(item):
             records.add_rank(rank, decode_frame)
         records.end_iteration()
     if num_flat:
@@ -337,7 +395,7 @@ cdef Records read_iterations(object source, object decode_frame):
 cdef class Columns(IterationSource):
     """Columnar iterations.
 
-    `arrays` maps the names of `COLUMN_DTYPES` and `lengths_start`, `extend_lengths`, `past_kv_lengths`,
+    `arrays` maps the names of `COLUMNS` and `lengths_start`, `extend_lengths`, `past_kv_lengths`,
     `iteration_offsets` to contiguous arrays of the right type; `fpmsdk.metrics.FpmBatch` builds them.
     """
 
@@ -401,7 +459,7 @@ def read_columns(source, decode_frame):
             if is_rank(item):
                 records.add_rank(item, decode_frame)
             else:
-                for one in item:
+                for one in tuple(item):
                     records.add_rank(one, decode_frame)
         except MetricsError as error:
             raise type(error)(f"iteration {records.num_iterations}: {error}") from None

@@ -103,6 +103,13 @@ cdef class HybridCache(KvCache):
         self._collect_hits(request)
         return self.hit_tokens
 
+    cdef int64_t longest_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) noexcept nogil:
+        cdef int64_t tokens
+        if self.keys is None:
+            return 0
+        tokens = min(self.keys.num_shared(request) * self.keys.block_size, max_tokens)
+        return max(0, tokens - tokens % self.alignment - num_dropped * self.alignment)
+
     cdef int64_t _group_key(self, int64_t request, int64_t group, int64_t block) noexcept nogil:
         cdef int64_t last = (block + 1) * self.groups[group].block_size // self.keys.block_size - 1
         return self.keys.key(request, last) * self.num_groups + group

@@ -95,7 +95,7 @@ cdef class PrefixKeys:
     (True, False)
     """
 
-    def __init__(
+    def __cinit__(
         self,
         const int64_t[::1] prompt_tokens not None,
         const int64_t[::1] output_tokens not None,
@@ -107,6 +107,12 @@ cdef class PrefixKeys:
         cdef int64_t count = prompt_tokens.shape[0]
         cdef int64_t request, block, piece, node, last_piece, num_keys = 0, num_own = 0
         cdef PrefixTrie trie = PrefixTrie()
+        if trace_block_tokens < 1 or block_size < 1:
+            raise ValueError(f"expected positive block sizes, found {trace_block_tokens} and {block_size}")
+        if output_tokens.shape[0] != count or hash_offsets.shape[0] != count + 1:
+            raise ValueError(f"expected {count} output_tokens and {count + 1} hash_offsets")
+        if hash_offsets[0] < 0 or hash_offsets[count] > hash_ids.shape[0] or np.any(np.diff(hash_offsets) < 0):
+            raise ValueError("expected ascending hash_offsets within hash_ids")
         self.block_size = block_size
         self.first_key = np.zeros(count + 1, np.int64)
         for request in range(count):
@@ -133,6 +139,8 @@ cdef class PrefixKeys:
                         piece += 1
                     self.keys[self.first_key[request] + block] = node
         self.num_shared_keys = trie.num_nodes
+        # A chain that another request starts with too is met at all of its blocks.
+        self.is_shared = (np.bincount(self.keys, minlength=1) > 1)[self.keys].astype(np.int8)
         self.first_own_key = np.zeros(count, np.int64)
         for request in range(count):
             self.first_own_key[request] = trie.num_nodes + num_own
@@ -145,8 +153,20 @@ cdef class PrefixKeys:
             return self.keys[first + block]
         return self.first_own_key[request] + block - num_prompt_keys
 
+    cdef int64_t count(self) noexcept nogil:
+        return self.first_own_key.shape[0]
+
+    cdef int64_t num_shared(self, int64_t request) noexcept nogil:
+        """Leading prompt blocks that some other request has as well."""
+        cdef int64_t first = self.first_key[request], block = 0
+        while block < self.first_key[request + 1] - first and self.is_shared[first + block]:
+            block += 1
+        return block
+
     def key_of(self, int64_t request, int64_t block):
         """Return the content key of one full block of one request."""
+        if not 0 <= request < self.count() or block < 0:
+            raise IndexError(f"no block {block} of request {request}, there are {self.count()} requests")
         return self.key(request, block)
 
 
@@ -157,7 +177,9 @@ cdef class BlockPool:
     when they are taken, oldest first. Memory grows with the blocks in use, not with the size of the pool.
     """
 
-    def __init__(self, int64_t num_blocks, bint publishes):
+    def __cinit__(self, int64_t num_blocks, bint publishes):
+        if num_blocks < 0:
+            raise ValueError(f"expected a number of blocks, found {num_blocks}")
         self.num_blocks = num_blocks
         self.publishes = publishes
         self.blank = self.oldest = self.newest = NONE
@@ -304,7 +326,10 @@ cdef class KvCache:
     keys : PrefixKeys, or None when prefix caching is off
     """
 
+    # Not __cinit__, which would get the arguments of the subclasses; a scheduler takes no cache without its tables.
     def __init__(self, int64_t num_requests, int64_t num_blocks, int64_t block_size, PrefixKeys keys):
+        if num_requests < 0 or block_size < 1:
+            raise ValueError(f"expected requests and a positive block_size, found {num_requests} and {block_size}")
         self.pool = BlockPool(num_blocks, keys is not None)
         self.block_size = block_size
         self.keys = keys
@@ -323,6 +348,14 @@ cdef class KvCache:
 
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil:
         return blocks_for(tokens, self.block_size) <= self.pool.num_blocks
+
+    cdef int64_t longest_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) noexcept nogil:
+        """Tokens of the longest prefix, as `find_prefix` takes it, that a lookup for a new request can ever find."""
+        cdef int64_t num_blocks
+        if self.keys is None:
+            return 0
+        num_blocks = min(self.keys.num_shared(request), max_tokens // self.block_size)
+        return max(0, num_blocks - num_dropped) * self.block_size
 
     cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) except -1 nogil:
         """Look up the longest cached prefix of a waiting request, at most `max_tokens`; return its tokens.

@@ -28,6 +28,8 @@ cdef class Placement:
     """
 
     def __init__(self, int64_t num_workers, int64_t dp_size, bint fills_workers=False):
+        if num_workers < 1 or dp_size < 1:
+            raise ValueError(f"expected workers of at least one rank, found {num_workers} of {dp_size}")
         self.num_workers = num_workers
         self.dp_size = dp_size
         self.fills_workers = fills_workers

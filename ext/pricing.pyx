@@ -7,10 +7,14 @@ from libc.math cimport floor, fma, isfinite, rint
 from libc.stdint cimport UINT32_MAX, int64_t, uint32_t
 from libc.string cimport memset
 
+from fpmsdk._ext.features cimport FAULT_NONE, FaultSite
+
 from fpmsdk.errors import TimingError
 
 cdef enum:
     MEMO_ENTRIES = 1024
+
+cdef double TOO_LONG_MS = 2.0**64 * 1e3  # durations are counted in 64-bit seconds and their nanoseconds
 
 
 cdef inline double whole_nanoseconds(double seconds) noexcept nogil:
@@ -39,7 +43,7 @@ cdef double modeled_duration_ms(double raw_ms, double speedup) noexcept nogil:
 def modeled_duration(double raw_ms, double speedup):
     """Return the simulated duration in ms of a predicted latency: whole nanoseconds, divided by `speedup`.
 
-    Raises TimingError when either value is negative or not finite.
+    Raises TimingError when either value is negative or not finite, or the duration is 2^64 s or more.
 
     >>> modeled_duration(12.0, 3.0), modeled_duration(12.0, 0.0)
     (4.0, 12.0)
@@ -47,7 +51,15 @@ def modeled_duration(double raw_ms, double speedup):
     for name, value in (("raw_ms", raw_ms), ("speedup", speedup)):
         if not isfinite(value) or value < 0.0:
             raise TimingError(f"{name} is {value}; a finite number, 0 or more, is needed")
-    return modeled_duration_ms(raw_ms, speedup)
+    duration_ms = modeled_duration_ms(raw_ms, speedup)
+    if not duration_ms < TOO_LONG_MS:
+        raise too_long(raw_ms, speedup)
+    return duration_ms
+
+
+cdef too_long(double raw_ms, double speedup):
+    divided = "" if speedup == 0.0 else f", divided by a speedup of {speedup},"
+    return TimingError(f"a latency of {raw_ms} ms{divided} is too long; a pass takes less than 2^64 s")
 
 
 cdef inline PassShape prefill_part(const PassShape* shape) noexcept nogil:
@@ -125,12 +137,25 @@ cdef class FpmTiming(TimingModel):
     each part is a pure iteration of its own.
     """
 
-    def __init__(self, ServingView view not None):
+    def __cinit__(self, ServingView view not None):
         self.view = view
         self.composes = True
 
     def __repr__(self):
         return "FpmTiming()"
+
+    cdef bint ask(self, const FpmRank* rank, double* latency_ms, PassPrice* price) noexcept nogil:
+        # One iteration, NaN when the model is not ready for it. False when it is at fault: no part stands in for it.
+        cdef FaultSite site
+        site.fault = self.view.evaluate(rank, 1, latency_ms)
+        if site.fault == FAULT_NONE:
+            return True
+        site.iteration = -1
+        site.rank = -1
+        with gil:
+            self.raised = self.view.error(&site, rank, 1)
+        price.status = RAISED
+        return False
 
     cdef void price(self, const PassShape* shape, PassPrice* price) noexcept nogil:
         cdef FpmRank rank
@@ -149,13 +174,16 @@ cdef class FpmTiming(TimingModel):
         rank.num_decode_requests = <uint32_t>shape.num_decode
         rank.sum_decode_kv_tokens = <uint32_t>past_kv_tokens
         if shape.num_prefill > 0 and shape.num_decode > 0:
-            price.prefill_ms = self.view.estimate(&rank, 1)
+            if not self.ask(&rank, &price.prefill_ms, price):
+                return
             if price.prefill_ms == price.prefill_ms:
                 price.composed = True
                 return
+            price.prefill_ms = 0.0
         if shape.num_decode > 0:
             rank.num_prefill_requests = rank.sum_prefill_tokens = rank.sum_prefill_kv_tokens = 0
-            price.decode_ms = self.view.estimate(&rank, 1)
+            if not self.ask(&rank, &price.decode_ms, price):
+                return
         if shape.num_prefill > 0:
             mean_end_tokens = shape.sum_prefill_end_tokens // shape.num_prefill
             mean_past_tokens = shape.sum_prefill_past_tokens // shape.num_prefill
@@ -163,7 +191,8 @@ cdef class FpmTiming(TimingModel):
             rank.sum_prefill_tokens = <uint32_t>(shape.num_prefill * (mean_end_tokens - mean_past_tokens))
             rank.sum_prefill_kv_tokens = <uint32_t>(shape.num_prefill * mean_past_tokens)
             rank.num_decode_requests = rank.sum_decode_kv_tokens = 0
-            price.prefill_ms = self.view.estimate(&rank, 1)
+            if not self.ask(&rank, &price.prefill_ms, price):
+                return
         if price.prefill_ms != price.prefill_ms or price.decode_ms != price.decode_ms:
             price.status = NOT_READY
 
@@ -237,7 +266,20 @@ cdef class PythonTiming(TimingModel):
     cdef _ask(self, method, tuple coordinates, dict keywords):
         if coordinates in self.memo:
             return self.memo[coordinates]
-        answer = method(**keywords) if keywords else method(*coordinates)
+        given = method(**keywords) if keywords else method(*coordinates)
+        # Outside of the call: what the provider itself raises comes out as it is.
+        try:
+            if not keywords:
+                answer = <double>given  # not float(): a text is no number
+            elif given is None:
+                answer = None
+            else:
+                prefill_ms, decode_ms = given
+                answer = <double>prefill_ms, <double>decode_ms
+        except (TypeError, ValueError, OverflowError) as fault:
+            wanted = "two latencies in ms, or None" if keywords else "a latency in ms"
+            name, found = getattr(method, "__name__", "the method"), type(given).__name__
+            raise TimingError(f"{self!r}: {name} returned {found}, not {wanted}: {fault}") from None
         # A wrong answer ends the run with an error that must be the same when the pass is tried again.
         if answer is None or all(isfinite(part) and part >= 0.0 for part in (answer if keywords else (answer,))):
             if len(self.memo) >= MEMO_ENTRIES:
@@ -256,13 +298,21 @@ cdef class PassPricer:
         Price a mixed pass as one forward where the model can; otherwise always each part for itself.
     speedup_ratio, decode_speedup_ratio : float
         Prefill is divided by the first, decode by their product; 0 means unscaled.
+
+    Raises TimingError when the product is beyond float64, on either side.
     """
 
-    def __init__(self, TimingModel timing not None, bint compose, double speedup_ratio, double decode_speedup_ratio):
+    def __cinit__(self, TimingModel timing not None, bint compose, double speedup_ratio, double decode_speedup_ratio):
+        product = speedup_ratio * decode_speedup_ratio
+        if not isfinite(product) or (product == 0.0 and speedup_ratio != 0.0 and decode_speedup_ratio != 0.0):
+            raise TimingError(
+                f"speedup_ratio {speedup_ratio} times decode_speedup_ratio {decode_speedup_ratio} is no float64; "
+                "give moderate ratios"
+            )
         self.timing = timing
         self.compose = compose
         self.prefill_speedup = speedup_ratio
-        self.decode_speedup = speedup_ratio * decode_speedup_ratio
+        self.decode_speedup = product
 
     cdef int price(self, const PassShape* shape, PassPrice* price) except -1 nogil:
         """Fill in the simulated ms of both parts; the pass ends at (start + prefill_ms) + decode_ms."""
@@ -280,9 +330,16 @@ cdef class PassPricer:
         if mixed and self.compose and self.timing.composes:
             self.num_composed += price.composed
             self.num_fallback += not price.composed
-        price.prefill_ms = modeled_duration_ms(max(price.prefill_ms, 0.0), self.prefill_speedup)
-        price.decode_ms = modeled_duration_ms(price.decode_ms, self.decode_speedup)
+        price.prefill_ms = self._duration(max(price.prefill_ms, 0.0), self.prefill_speedup)
+        price.decode_ms = self._duration(price.decode_ms, self.decode_speedup)
         return 0
+
+    cdef double _duration(self, double raw_ms, double speedup) except -1.0 nogil:
+        cdef double duration_ms = modeled_duration_ms(raw_ms, speedup)
+        if duration_ms < TOO_LONG_MS:  # neither inf nor NaN is
+            return duration_ms
+        with gil:
+            raise too_long(raw_ms, speedup)
 
     cdef int _part(self, const PassShape* shape, PassPrice* price) except -1 nogil:
         price.composed = False

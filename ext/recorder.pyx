@@ -42,7 +42,7 @@ _PREEMPTION_ROW = np.dtype(
 cdef class Rows:
     """A growing table of C structures, read as a numpy structured array."""
 
-    def __init__(self, dtype):
+    def __cinit__(self, dtype):
         self.dtype = dtype
         self.row_bytes = dtype.itemsize
 
@@ -75,7 +75,7 @@ cdef class Rows:
 cdef class Recorder:
     """What a run leaves behind: one entry per request, per pass, per distinct token gap and per admission."""
 
-    def __init__(self, int64_t num_requests, bint keeps_passes):
+    def __cinit__(self, int64_t num_requests, bint keeps_passes):
         self.columns = {
             name: np.full(num_requests, np.nan)
             for name in (
@@ -111,6 +111,7 @@ cdef class Recorder:
         self.admissions = Rows(_ADMISSION_ROW)
         self.preemptions = Rows(_PREEMPTION_ROW)
         self.keeps_passes = keeps_passes
+        self.num_requests = num_requests
 
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil:
         """Count one token gap of the pass whose entries start at `first_entry`."""

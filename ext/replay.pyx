@@ -99,7 +99,7 @@ cdef class Replay:
         Names for error messages.
     """
 
-    def __init__(
+    def __cinit__(
         self,
         Requests requests not None,
         Recorder recorder not None,
@@ -120,6 +120,19 @@ cdef class Replay:
         request_ids=None,
     ):
         cdef int64_t index, request
+        if workers.recorder is not recorder or (prefill is not None and prefill.recorder is not recorder):
+            raise ValueError("expected workers that write to the recorder")
+        if workers.requests is not requests or (prefill is not None and prefill.requests is not requests):
+            raise ValueError("expected workers over the same requests")
+        if not len(arrival_ms) == len(next_turn) == len(delay_ms) == requests.count:
+            raise ValueError(f"expected columns of {requests.count} requests")
+        if np.any(np.asarray(next_turn) >= requests.count):
+            raise ValueError("expected next turns among the requests")
+        for pool, ranks in ((workers, dp_rank), (prefill, dp_rank if prefill_dp_rank is None else prefill_dp_rank)):
+            if pool is None or ranks is None:
+                continue
+            if len(ranks) != requests.count or np.any(np.asarray(ranks) >= (<WorkerPool>pool).dp_size):
+                raise ValueError(f"expected {requests.count} attention-DP ranks below {(<WorkerPool>pool).dp_size}")
         self.requests = requests
         self.recorder = recorder
         self.workers = workers

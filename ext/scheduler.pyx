@@ -93,8 +93,10 @@ cdef class Requests:
         Read under the priority policy only: smaller is served first.
     """
 
-    def __init__(self, prompt_tokens, output_tokens, priority=None):
+    def __cinit__(self, prompt_tokens, output_tokens, priority=None):
         count = len(prompt_tokens)
+        if len(output_tokens) != count or (priority is not None and len(priority) != count):
+            raise ValueError(f"expected {count} output_tokens and priorities, one per prompt")
         self.count = count
         self.arrays = {
             "prompt_tokens": np.array(prompt_tokens, np.int64),
@@ -172,7 +174,7 @@ cdef class Scheduler:
     [8, 8, 4, 1, 1]
     """
 
-    def __init__(
+    def __cinit__(
         self,
         Requests requests not None,
         str scheduler_rules,
@@ -198,6 +200,14 @@ cdef class Scheduler:
         watermark=0.0,
         scheduler_reserve_full_isl=True,
     ):
+        if prefill_schedule_interval < 1 or long_prefill_token_threshold < 0:
+            raise ValueError("expected a prefill_schedule_interval of at least 1 and a threshold of at least 0")
+        if max(num_gpu_blocks, 1) * max(block_size, 1) > UNLIMITED:
+            raise ValueError(f"expected a KV cache of at most {UNLIMITED} tokens")
+        if keys is not None and (keys.block_size != block_size or keys.count() < requests.count):
+            raise ValueError(f"expected prefix keys of {requests.count} requests in blocks of {block_size} tokens")
+        if kv_cache is not None and (kv_cache.pool is None or kv_cache.num_requests < requests.count):
+            raise ValueError(f"expected a KV cache of {requests.count} requests")
         self.requests = requests
         self.vllm_rules = scheduler_rules == "vllm"
         self.num_gpu_blocks = num_gpu_blocks
@@ -215,8 +225,8 @@ cdef class Scheduler:
         self.chunked_prefill = enable_chunked_prefill
         self.preempts_oldest = preemption_mode == "fifo"
         self.by_priority = scheduling_policy == "priority"
-        self.prefill_schedule_interval = prefill_schedule_interval
-        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.prefill_schedule_interval = limit_or_none(prefill_schedule_interval)
+        self.long_prefill_token_threshold = limit_or_none(long_prefill_token_threshold)
         self.threshold_is_adaptive = long_prefill_token_threshold_adaptive
         # 0.29 and 0.30 were not recorded and count as older (vllm-facts.md 1.5).
         self.threshold_spares_lone_request = tuple(vllm_version) >= (0, 31)
@@ -452,7 +462,8 @@ cdef class Scheduler:
             if self.defer_prefills and computed < requests.prompt_tokens[request]:
                 cursor += 1
                 continue
-            if self._prompt_must_wait(request, computed):
+            # vLLM asks only at admission: what runs goes on with the budget that is left.
+            if not self.vllm_rules and self._prompt_must_wait(request, computed):
                 return 0
             tokens = self._chunk(request, computed)
             victim = -1
@@ -497,8 +508,7 @@ cdef class Scheduler:
                 cached = self.kv.find_prefix(
                     request,
                     known if not self.vllm_rules and requests.output_tokens[request] == 0 else known - 1,
-                    # The drafting layers need the tokens before a draft computed, too.
-                    0 if self.drafts is None or requests.output_tokens[request] == 0 else 1,
+                    self._num_dropped(request),
                 )
             tokens = self._chunk(request, cached)
             # No bypass: while the head cannot run, no smaller follower overtakes it.
@@ -851,9 +861,21 @@ cdef class Scheduler:
             return MODEL_LENGTH
         if not self.kv.can_ever_hold(prompt):
             return KV_CAPACITY
-        if self.vllm_rules and not self.chunked_prefill and prompt > self.max_num_batched_tokens:
-            return UNCHUNKED_PROMPT
-        return ACCEPTED
+        if not self.vllm_rules or self.chunked_prefill:
+            return ACCEPTED
+        return UNCHUNKED_PROMPT if self._least_first_chunk(request) > self.max_num_batched_tokens else ACCEPTED
+
+    cdef int64_t _num_dropped(self, int64_t request) noexcept nogil:
+        """Cached blocks that are computed again: the drafting layers need the tokens before a draft, too."""
+        return 0 if self.drafts is None or self.requests.columns.output_tokens[request] == 0 else 1
+
+    cdef int64_t _least_first_chunk(self, int64_t request) noexcept nogil:
+        """The fewest tokens that the first pass of a request may have to hold, all prefix hits granted."""
+        cdef int64_t prompt = self.requests.columns.prompt_tokens[request]
+        cdef int64_t tokens = prompt - self.kv.longest_prefix(request, prompt - 1, self._num_dropped(request))
+        if self.long_prefill_token_threshold == 0:
+            return tokens
+        return min(tokens, self.long_prefill_token_threshold)
 
     cdef int _enqueue(self, int64_t request) except -1 nogil:
         """Queue a request: by key under the priority policy, else a preempted one first and a new one last."""
@@ -900,6 +922,10 @@ cdef class Scheduler:
 
     def enqueue(self, int64_t request):
         """Submit a request; False when the engine refuses it at once."""
+        if not 0 <= request < self.requests.count:
+            raise IndexError(f"request {request} is none of {self.requests.count}")
+        if self.requests.columns.status[request] != PENDING:
+            raise ValueError(f"request {request} was submitted before")
         return self.submit(request)
 
     def has_unfinished(self):

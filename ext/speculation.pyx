@@ -94,8 +94,10 @@ cdef class DraftAcceptance:
     3
     """
 
-    def __init__(self, rates, seed):
+    def __cinit__(self, rates, seed):
         cdef int draft
+        if len(rates) > MAX_DRAFT_TOKENS:
+            raise ValueError(f"expected at most {MAX_DRAFT_TOKENS} acceptance rates, found {len(rates)}")
         self.draft_tokens = len(rates)
         for draft, rate in enumerate(rates):
             self.rates[draft] = rate

@@ -19,8 +19,13 @@ from fpmsdk._ext.scheduler cimport DECODE, PREFILL, Scheduler, append
 cdef class Rank:
     """One scheduler rank of a worker, its pricer and its hand in the record."""
 
-    def __init__(
-        self, Scheduler scheduler, PassPricer pricer, Recorder recorder, int64_t index, bint pass_by_pass=False
+    def __cinit__(
+        self,
+        Scheduler scheduler not None,
+        PassPricer pricer not None,
+        Recorder recorder not None,
+        int64_t index,
+        bint pass_by_pass=False,
     ):
         # Stretches need a cache that grows by the block, drafts that do not exist, and nobody who watches evictions or
         # defers prefills.
@@ -195,7 +200,7 @@ cdef class WorkerPool:
         Touch every request in every pass, also where many passes differ only in the length of the sequences.
     """
 
-    def __init__(
+    def __cinit__(
         self,
         list schedulers not None,
         PassPricer pricer not None,
@@ -204,6 +209,21 @@ cdef class WorkerPool:
         bint pass_by_pass=False,
     ):
         cdef int64_t index
+        cdef Scheduler first
+        if not schedulers or len(schedulers) != placement.num_workers * placement.dp_size:
+            raise ValueError(
+                f"expected schedulers for {placement.num_workers} workers of {placement.dp_size} ranks, "
+                f"found {len(schedulers)}"
+            )
+        first = schedulers[0]
+        if any((<Scheduler?>scheduler).requests is not first.requests for scheduler in schedulers):
+            raise ValueError("expected schedulers over the same requests")
+        if any((<Scheduler?>scheduler).role != first.role for scheduler in schedulers):
+            raise ValueError("expected schedulers of one role")
+        if recorder.num_requests < first.requests.count:
+            raise ValueError(f"expected a recorder of {first.requests.count} requests, found {recorder.num_requests}")
+        self.requests = first.requests
+        self.recorder = recorder
         self.ranks = [Rank(scheduler, pricer, recorder, i, pass_by_pass) for i, scheduler in enumerate(schedulers)]
         self.rank_pointers = <void**>resized(NULL, len(self.ranks) * sizeof(void*))
         for index in range(len(self.ranks)):

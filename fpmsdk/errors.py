@@ -5,15 +5,25 @@ be corrected, `RuntimeError` for a state of the world that may change.
 Source: fpm-model.md section 2.5, clients.md section 3.1.
 """
 
+from collections.abc import Sequence
+
 __all__ = [
     "ConfigError",
     "EmptyResultError",
+    "FpmDataError",
+    "FpmNoCellError",
+    "FpmNotCollectedError",
     "FpmSdkError",
+    "FpmUncoveredError",
     "FrameDecodeError",
     "LaunchConfigError",
     "MetricsError",
     "MissingCapabilityError",
+    "MissingSystemFlopsError",
+    "ModelConfigError",
+    "PerfDataCorruptError",
     "PerfDataNotAvailableError",
+    "PerfDataWarning",
     "ReplayError",
     "RequestNeverFitsError",
     "StateLayoutError",
@@ -21,6 +31,10 @@ __all__ = [
     "TimingError",
     "TraceError",
     "TuningError",
+    "UnknownSystemError",
+    "UnlistedVersionError",
+    "UnsupportedAttentionBackendError",
+    "UnsupportedModelError",
     "UnsupportedQueryError",
 ]
 
@@ -46,6 +60,21 @@ class LaunchConfigError(ConfigError):
 
 class SystemsPathError(ConfigError):
     """An entry of `systems_paths` does not name a usable directory."""
+
+
+class UnsupportedModelError(ConfigError):
+    """This model cannot be priced operator by operator in this deployment; another estimator may still price it."""
+
+
+class ModelConfigError(UnsupportedModelError):
+    """A checkpoint's `config.json` or its quantisation sidecar is missing, unreadable or contradictory.
+
+    `faults` lists everything that is wrong with it, `path` the file.
+    """
+
+    def __init__(self, path: str, faults: Sequence[str]) -> None:
+        super().__init__(f"{path}: {'; '.join(faults)}", path)
+        self.faults = tuple(faults)
 
 
 class MetricsError(FpmSdkError, ValueError):
@@ -74,6 +103,61 @@ class StateLayoutError(FpmSdkError, ValueError):
 
 class PerfDataNotAvailableError(FpmSdkError, RuntimeError):
     """Performance data for the request are not installed; a sweep may skip the point."""
+
+
+class FpmDataError(PerfDataNotAvailableError):
+    """A whole-forward table or its sidecar breaks a rule of the format; the message names file, rule and place."""
+
+
+class FpmNotCollectedError(PerfDataNotAvailableError):
+    """No whole-forward table was collected where one is asked for, or none of its rows serve the phase."""
+
+
+class FpmNoCellError(PerfDataNotAvailableError):
+    """No cell of a whole-forward table has the requested identity; the message lists those that were collected."""
+
+
+class FpmUncoveredError(PerfDataNotAvailableError):
+    """The measured points of a cell do not support a query.
+
+    `points` is the smallest set whose measurement would support it: (phase, (batch size, prefill tokens or None, KV
+    tokens)) each. Whole ranks name the points of all their lookups.
+    """
+
+    def __init__(self, message: str, points: Sequence[tuple[str, tuple[float, float | None, float]]] = ()) -> None:
+        super().__init__(message)
+        self.points = tuple(points)
+
+
+class PerfDataCorruptError(FpmSdkError, ValueError):
+    """A file of a systems root is damaged, malformed or holds impossible values; no other root or mode can stand in.
+
+    `path` is the file.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class MissingSystemFlopsError(FpmSdkError, ValueError):
+    """The system states no FLOPS for the compute dtype of an operator."""
+
+
+class PerfDataWarning(UserWarning):
+    """Metadata beside performance data are malformed and were ignored."""
+
+
+class UnknownSystemError(FpmSdkError, ValueError):
+    """No hardware description of this name in the systems root; the message names the nearest ones."""
+
+
+class UnlistedVersionError(FpmSdkError, ValueError):
+    """A backend version is not one of the queryable slots of its system, or an alias has no slot."""
+
+
+class UnsupportedAttentionBackendError(FpmSdkError, ValueError):
+    """An attention backend override does not exist for the backend, or nothing was measured with it."""
 
 
 class TraceError(FpmSdkError, ValueError):

@@ -1,6 +1,6 @@
 """The order inside the compiled layer, which import-linter cannot see: every cimport points down or sideways.
 
-Declarations, then features and tables, estimators, pricing, scheduler and pages, replay; the codec is apart.
+Declarations, then features and tables, operators, estimators, pricing, scheduler and pages, replay; the codec is apart.
 """
 
 import re
@@ -12,8 +12,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"declarations"},
-    {"features", "frames", "sampler"},
-    {"estimator", "regression", "correction"},
+    {"features", "frames", "sampler", "grid", "sites", "passroofline"},
+    {"operators"},
+    {"estimator", "regression", "correction", "native", "wholeforward"},
     {"pricing"},
     {"pages", "budget", "hybrid", "speculation", "scheduler"},
     {"recorder", "placement"},

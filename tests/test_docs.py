@@ -28,7 +28,10 @@ def test_the_links_of_a_page_lead_to_files(page):
     assert broken == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "tune.md", "replay.md", "scheduler.md"])
+GUIDES = ["README.md", "tune.md", "op-level.md", "replay.md", "scheduler.md", "perf-data.md", "whole-forward.md"]
+
+
+@pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_has_python_to_run(name):
     (page,) = (page for page in PAGES if page.name == name)
     assert BLOCK.search(page.read_text())

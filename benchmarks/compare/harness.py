@@ -1,4 +1,7 @@
-"""Side-by-side timing: two implementations in one process, in alternating blocks, with their answers compared."""
+"""Side-by-side timing: two implementations in one process, in alternating blocks, with their answers compared.
+
+The scripts beside this file are run by path, so that they measure the installed package and not a source tree.
+"""
 
 import gc
 import json
@@ -98,12 +101,12 @@ def _cpu_lines() -> list[str]:
 
 
 def report(title: str, comparisons: list[Comparison], facts: dict[str, Any], failures: list[str]) -> int:
-    """Print the table, write the evidence file, and return the exit code."""
-    print(f"{'':34}{'peer min':>10}{'median':>10}{'ours min':>10}{'median':>10}{'ratio':>9}{'needed':>8}")
+    """Print the table, write the evidence file when `--write-evidence` asks for it, and return the exit code."""
+    print(f"{'':44}{'peer min':>10}{'median':>10}{'ours min':>10}{'median':>10}{'ratio':>9}{'needed':>8}")
     for item in comparisons:
         ratio = min(item.ratio_of_minima, item.ratio_of_medians)
         print(
-            f"{item.name:34}{item.peer_min_us:10.3f}{item.peer_median_us:10.3f}{item.ours_min_us:10.3f}"
+            f"{item.name:44}{item.peer_min_us:10.3f}{item.peer_median_us:10.3f}{item.ours_min_us:10.3f}"
             f"{item.ours_median_us:10.3f}{ratio:9.1f}{item.required:8.1f}{'' if item.holds else '  MISSED'}"
         )
         if not item.holds:
@@ -115,8 +118,9 @@ def report(title: str, comparisons: list[Comparison], facts: dict[str, Any], fai
         asdict(item) | {"ratio_of_minima": item.ratio_of_minima, "ratio_of_medians": item.ratio_of_medians}
         for item in comparisons
     ]
-    document = {"machine": machine(), "comparisons": rows, "facts": facts, "failures": failures}
-    (EVIDENCE / f"{title}.json").write_text(json.dumps(document, indent=1) + "\n")
+    if "--write-evidence" in sys.argv:
+        document = {"machine": machine(), "comparisons": rows, "facts": facts, "failures": failures}
+        (EVIDENCE / f"{title}.json").write_text(json.dumps(document, indent=1) + "\n")
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
     return 1 if failures else 0

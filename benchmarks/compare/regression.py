@@ -1,6 +1,6 @@
 """The regression model beside the public peer wheel: estimates, tuning, diagnostics, import.
 
-    python -m benchmarks.compare.regression
+    python benchmarks/compare/regression.py [--write-evidence]
 
 needs an environment that holds fpmsdk, the peer (aisimulate) and Dynamo; `make compare-regression` makes one. Exits 1
 on a differing answer, a missing peer or a missed ratio.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.compare.harness import Comparison, compare, largest_difference, report
+from harness import Comparison, compare, largest_difference, report
 
 try:
     import msgspec
@@ -88,7 +88,9 @@ def import_cost(failures: list[str]) -> dict[str, float]:
     """Least time and memory of several fresh processes."""
     runs = []
     for _ in range(7):
-        output = subprocess.run([sys.executable, "-c", IMPORT_PROBE], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(
+            [sys.executable, "-P", "-c", IMPORT_PROBE], capture_output=True, text=True, check=True
+        ).stdout
         runs.append(tuple(map(float, output.split())))
     cost = {"import_and_first_estimate_ms": min(t for t, _ in runs), "import_memory_mb": min(m for _, m in runs)}
     if cost["import_and_first_estimate_ms"] > 20.0:

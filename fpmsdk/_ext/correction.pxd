@@ -25,6 +25,7 @@ cdef class CorrectionTable:
     cdef Cells local                     # over log1p coordinates
     cdef bint global_ready
     cdef double global_factor
+    cdef readonly int64_t retained
     cdef tuple memory                    # arrays behind the cells
 
     cdef double factor_at(self, const double* coordinates) noexcept nogil

@@ -3,15 +3,14 @@
 from libc.stdint cimport int64_t
 
 from fpmsdk._ext.declarations cimport FpmRank
-from fpmsdk._ext.features cimport NUM_SKIPS
+from fpmsdk._ext.features cimport NUM_SKIPS, FaultSite
 from fpmsdk._ext.frames cimport IterationSource
 
 
 cdef class ServingView:
     # One iteration in ms: NaN when the model cannot answer yet, 0.0 without work. Returns a `Fault`.
     cdef int evaluate(self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms) noexcept nogil
-    # The same for iterations that are known to be well formed: NaN also stands for a fault.
-    cdef double estimate(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil
+    cdef object error(self, const FaultSite* site, const FpmRank* ranks, Py_ssize_t num_ranks)
 
 
 cdef class Estimator:

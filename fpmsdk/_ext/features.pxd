@@ -21,7 +21,7 @@ cdef enum WorkloadKind:
     KIND_CROSS_RANK_AGGREGATED = 2
     KIND_PURE_PREFILL = 3
 
-# Why an iteration is refused. Zero is "accepted"; messages are in `describe_fault`.
+# Why an iteration is refused. Zero is "accepted"; messages are in `fault_error`.
 cdef enum Fault:
     FAULT_NONE = 0
     FAULT_VERSION

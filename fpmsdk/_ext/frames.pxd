@@ -49,5 +49,4 @@ cdef int read_rank(
     object source, object decode_frame, bint any_wall_time, FpmRank* rank, LengthLists** lists
 ) except -1
 cdef void free_lists(LengthLists* lists) noexcept
-cdef Records read_iterations(object source, object decode_frame)
 cdef FpmRank* new_scratch(IterationSource source) except NULL

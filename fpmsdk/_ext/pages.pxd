@@ -1,6 +1,6 @@
 """KV blocks of one scheduler rank: prefix keys, the block pool, and the cache of one attention group over it."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int8_t, int64_t
 from libc.stdlib cimport realloc
 
 
@@ -20,10 +20,13 @@ cdef class PrefixKeys:
     cdef readonly int64_t block_size
     cdef int64_t[::1] first_key        # [n + 1] where the keys of a request's full prompt blocks start in `keys`
     cdef int64_t[::1] keys
+    cdef int8_t[::1] is_shared         # beside `keys`: another request has the key too
     cdef int64_t[::1] first_own_key    # [n] where the keys of a request's other blocks start
     cdef readonly int64_t num_shared_keys   # keys below this may belong to several requests
 
     cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil
+    cdef int64_t count(self) noexcept nogil
+    cdef int64_t num_shared(self, int64_t request) noexcept nogil
 
 
 cdef struct Block:
@@ -86,6 +89,7 @@ cdef class KvCache:
     cdef int64_t num_hits, num_free_hits, hits_capacity
 
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil
+    cdef int64_t longest_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) noexcept nogil
     cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) except -1 nogil
     cdef int64_t blocks_to_admit(self, int64_t tokens) noexcept nogil
     cdef bint can_admit(

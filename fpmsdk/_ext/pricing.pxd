@@ -20,7 +20,7 @@ cdef enum PriceStatus:
     PRICED
     NOT_READY      # the model has not learned this kind of pass
     OUT_OF_RANGE   # the sums exceed what the model can be asked
-    RAISED         # Python code raised; `TimingModel.raised` holds the exception
+    RAISED         # `TimingModel.raised` holds the exception: Python code raised, or the model names what it lacks
 
 
 cdef struct PassPrice:
@@ -49,6 +49,8 @@ cdef class PolynomialTiming(TimingModel):
 cdef class FpmTiming(TimingModel):
     cdef ServingView view
 
+    cdef bint ask(self, const FpmRank* rank, double* latency_ms, PassPrice* price) noexcept nogil
+
 
 cdef class PythonTiming(TimingModel):
     cdef str provider_name
@@ -67,6 +69,7 @@ cdef class PassPricer:
 
     cdef int price(self, const PassShape* shape, PassPrice* price) except -1 nogil
     cdef int _part(self, const PassShape* shape, PassPrice* price) except -1 nogil
+    cdef double _duration(self, double raw_ms, double speedup) except -1.0 nogil
 
 
 cdef double modeled_duration_ms(double raw_ms, double speedup) noexcept nogil

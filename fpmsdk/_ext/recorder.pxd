@@ -70,6 +70,7 @@ cdef class Recorder:
     cdef RecordedRequests requests
     cdef readonly Rows passes, gaps, admissions, preemptions
     cdef bint keeps_passes
+    cdef int64_t num_requests
     cdef readonly int64_t committed_prefill_tokens
 
     cdef int count_gaps(self, double gap_ms, int64_t tokens) except -1 nogil

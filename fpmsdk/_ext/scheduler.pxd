@@ -195,6 +195,8 @@ cdef class Scheduler:
     cdef int64_t _emit(self, const ScheduledItem* item) except -1 nogil
     cdef void _describe(self) noexcept nogil
     cdef Refusal _refusal(self, int64_t request) noexcept nogil
+    cdef int64_t _num_dropped(self, int64_t request) noexcept nogil
+    cdef int64_t _least_first_chunk(self, int64_t request) noexcept nogil
     cdef int _enqueue(self, int64_t request) except -1 nogil
     cdef int64_t _dequeue(self, int64_t position) noexcept nogil
     cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil

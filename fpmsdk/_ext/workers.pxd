@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPrice, PassPricer
 from fpmsdk._ext.recorder cimport Recorder
-from fpmsdk._ext.scheduler cimport IndexList, Scheduler
+from fpmsdk._ext.scheduler cimport IndexList, Requests, Scheduler
 
 
 cdef class Rank:
@@ -45,6 +45,8 @@ cdef class WorkerPool:
     cdef void** rank_pointers
     cdef Worker* workers
     cdef readonly Placement placement
+    cdef Requests requests
+    cdef Recorder recorder
     cdef int64_t num_workers, dp_size
 
     cdef int leave_stretches(self) except -1 nogil

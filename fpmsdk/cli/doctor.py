@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import os
 import pkgutil
 import platform
@@ -19,9 +18,7 @@ from rich.table import Table
 
 from fpmsdk.cli.console import NEGATIVE_RESULT, JsonOption, show
 
-_DEPENDENCIES = ("msgspec", "numpy", "platformdirs", "pyarrow", "pydantic", "rich", "typer")
-# Distributions that bring performance data, and the package in which each keeps them.
-_DATA_PACKAGES = {"aiconfigurator-core": "aiconfigurator_core", "aisimulate": "aisimulate_core"}
+_DEPENDENCIES = ("msgspec", "numpy", "packaging", "platformdirs", "pyarrow", "pyyaml", "rich", "typer")
 
 
 def doctor(json: JsonOption = False) -> None:
@@ -83,21 +80,14 @@ def _cache_directory() -> dict[str, str]:
 
 
 def _data_roots() -> dict[str, str]:
-    from fpmsdk.config.systems import ENVIRONMENT, packaged_systems_root
+    from fpmsdk.config.systems import ENVIRONMENT, installed_systems_roots
 
-    roots = {"packaged": packaged_systems_root() or "none"}
+    roots = {}
     for variable in ENVIRONMENT:
         path = os.environ.get(variable)
         missing = path is not None and not Path(path).is_dir()
         roots[variable] = "not set" if path is None else f"{path}{' (no such directory)' if missing else ''}"
-    for distribution, package in _DATA_PACKAGES.items():
-        found = importlib.util.find_spec(package)
-        systems = Path(found.origin).parent / "systems" if found is not None and found.origin else None
-        if found is None:
-            roots[distribution] = "not installed"
-        else:
-            roots[distribution] = str(systems) if systems is not None and systems.is_dir() else "holds no systems"
-    return roots
+    return roots | {distribution: root or "no data" for distribution, root in installed_systems_roots().items()}
 
 
 def _extensions() -> dict[str, str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from fpmsdk.errors import ConfigError, MetricsError
@@ -28,11 +28,16 @@ AttentionDpOption = Annotated[
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Parse a JSON file, or standard input for `-`."""
+    """Parse a JSON file, or standard input for `-`, as strictly as a configuration."""
+    from fpmsdk.config import jsontext
+
     text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        return jsontext.read_json(text.decode())
+    except jsontext.JsonFault as fault:
+        at = f" at {fault.path}" if fault.path else ""
+        raise ConfigError(f"{path}: {what} is not JSON{at}: {fault}", fault.path) from None
+    except UnicodeDecodeError as fault:
         raise ConfigError(f"{path}: {what} is not JSON: {fault}") from None
 
 
@@ -71,35 +76,46 @@ def tuned_model(
     from fpmsdk import FpmBatch
 
     model = build_model(config, worker_type, attention_dp)
-    model.tune_with_fpms(FpmBatch.from_frames(read_iterations(frames, model)))
+    for path in frames:
+        iterations = read_iterations(path, model)
+        with blaming(path):
+            model.tune_with_fpms(FpmBatch.from_frames(iterations))
     return model
 
 
-def read_iterations(paths: Sequence[Path], model: ForwardPassPerfModel) -> list[Any]:
-    """Iterations of recorded streams, one stream after the other.
+def read_iterations(path: Path, model: ForwardPassPerfModel) -> list[Any]:
+    """Iterations of a recorded stream.
 
     Parameters
     ----------
-    paths: frame files (.bin) or recorder files (.jsonl), each possibly with .gz.
+    path: a frame file (.bin) or a recorder file (.jsonl), possibly with .gz.
     model: says how many attention-DP ranks report each iteration.
 
     Returns
     -------
-    Encoded frames, or for more than one rank lists of messages.
+    Encoded frames, or for more than one rank lists of messages; at least one.
     """
     from fpmsdk.metrics import FpmStream, group_ranks, read_frames
 
     attention_dp = model.diagnostics()["provenance"]["config"]["attention_dp"]
-    iterations: list[Any] = []
-    for path in paths:
-        ending = Path(path.name.removesuffix(".gz")).suffix
-        if ending == ".bin":
-            frames = read_frames(path)
-        elif ending == ".jsonl":
-            frames = [msgspec.msgpack.encode(metrics) for _, metrics in FpmStream(path)]
-        else:
-            raise MetricsError(
-                f"{path}: telemetry is a frame file (.bin) or a recorder file (.jsonl), or either with .gz"
-            )
-        iterations += frames if attention_dp == 1 else group_ranks(frames, attention_dp)
+    ending = Path(path.name.removesuffix(".gz")).suffix
+    if ending == ".bin":
+        frames = read_frames(path)
+    elif ending == ".jsonl":
+        frames = list(FpmStream(path).frames())
+    else:
+        raise MetricsError(f"{path}: telemetry is a frame file (.bin) or a recorder file (.jsonl), or either with .gz")
+    with blaming(path):
+        iterations: list[Any] = list(frames) if attention_dp == 1 else list(group_ranks(frames, attention_dp))
+    if not iterations:
+        raise MetricsError(f"{path}: holds no iteration; give a recording of an engine at work")
     return iterations
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Name the file in errors about its iterations: with several files a number alone says little."""
+    try:
+        yield
+    except MetricsError as fault:
+        raise type(fault)(f"{path}: {fault}") from None

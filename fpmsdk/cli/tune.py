@@ -11,6 +11,7 @@ from fpmsdk.cli.inputs import (
     AttentionDpOption,
     ConfigOption,
     WorkerTypeOption,
+    blaming,
     build_model,
     read_iterations,
 )
@@ -28,14 +29,24 @@ def tune(
 
     Exits with 1 when the model is not ready afterwards.
     """
+    import numpy as np
+
     from fpmsdk import FpmBatch
     from fpmsdk.perfmodel.accuracy import error_by_kind, predict_then_tune
 
     model = build_model(config, worker_type, attention_dp)
-    iterations = read_iterations(frames, model)
+    streams = {path: read_iterations(path, model) for path in frames}
+    for path, stream in streams.items():
+        with blaming(path):
+            FpmBatch.from_frames(stream)
+    iterations = [iteration for path in frames for iteration in streams[path]]
     batch = FpmBatch.from_frames(iterations)
+    predicted = []
     with progress("tuning", len(iterations)) as advance:
-        predicted_ms = predict_then_tune(model, iterations, advance=advance)
+        for path in frames:
+            with blaming(path):
+                predicted.append(predict_then_tune(model, streams[path], advance=advance))
+    predicted_ms = np.concatenate(predicted)
     diagnostics = model.diagnostics()
     document: dict[str, Any] = {
         "iterations": len(iterations),

@@ -7,19 +7,30 @@ import compileall
 import importlib
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.table import Table
 
 import fpmsdk
 from fpmsdk.cli.console import JsonOption, progress, show
+from fpmsdk.errors import SystemsPathError
+
+SystemOption = Annotated[
+    list[str] | None,
+    typer.Option("--system", help="Compile the performance tables of this system; may be repeated."),
+]
 
 
-def warmup(json: JsonOption = False) -> None:
+def warmup(system: SystemOption = None, json: JsonOption = False) -> None:
     """Create the cache directory and fill every cache."""
     done: dict[str, str] = {}
-    with progress("warming up", len(WARMERS)) as advance:
-        for name, fill in WARMERS.items():
+    tables = {f"tables of {name}": partial(_tables, name) for name in system or ()}
+    warmers = WARMERS | tables
+    with progress("warming up", len(warmers)) as advance:
+        for name, fill in warmers.items():
             done[name] = fill()
             advance(1)
     table = Table(title="warm")
@@ -50,6 +61,16 @@ def _compiled_modules() -> str:
     for name in names:
         importlib.import_module(f"fpmsdk._ext.{name}")
     return f"{len(names)} load"
+
+
+def _tables(system: str) -> str:
+    from fpmsdk.config.systems import HOW_TO_GET_DATA, default_systems_root
+    from fpmsdk.perfdb.warm import compile_tables
+
+    root = default_systems_root()
+    if root is None:
+        raise SystemsPathError(f"no performance data found; {HOW_TO_GET_DATA}")
+    return f"{compile_tables(root, system)} compiled"
 
 
 WARMERS: dict[str, Callable[[], str]] = {

@@ -6,6 +6,9 @@ It knows nothing of any document; faults carry the dotted path of the object the
 import math
 from typing import Any
 
+# Deep enough for every document, and shallow enough for whatever walks one.
+MAX_DEPTH = 100
+
 
 class JsonFault(ValueError):
     """The text is no JSON document; `path` is empty unless a key is repeated inside some object."""
@@ -26,8 +29,8 @@ class _RepeatedKeys(dict[str, Any]):
 def read_json(text: str) -> Any:
     """Return the value of `text`.
 
-    Raises: `JsonFault` for malformed text, a key given twice, `NaN` or `Infinity` literals and numbers beyond
-    float64.
+    Raises: `JsonFault` for malformed text, a key given twice, `NaN` or `Infinity` literals, numbers beyond
+    float64, and nesting beyond `MAX_DEPTH`.
 
     >>> read_json('{"tp": 2}')
     {'tp': 2}
@@ -40,9 +43,9 @@ def read_json(text: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_refuse_constant)
-        _refuse_repeated(value, "")
+        _refuse_repeated(value, "", 0)
     except RecursionError:
-        raise JsonFault("nested too deeply") from None
+        raise _too_deep() from None
     except JsonFault:
         raise
     except ValueError as fault:
@@ -55,17 +58,23 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields if len(fields) == len(pairs) else _RepeatedKeys(pairs)
 
 
-def _refuse_repeated(value: Any, path: str) -> None:
+def _too_deep() -> JsonFault:
+    return JsonFault(f"nested too deeply, more than {MAX_DEPTH} levels")
+
+
+def _refuse_repeated(value: Any, path: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise _too_deep()
     if isinstance(value, list):
         for index, item in enumerate(value):
-            _refuse_repeated(item, f"{path}[{index}]")
+            _refuse_repeated(item, f"{path}[{index}]", depth + 1)
     elif isinstance(value, dict):
         seen = set()
         for key, item in value.pairs if isinstance(value, _RepeatedKeys) else value.items():
             if key in seen:
                 raise JsonFault(f"duplicate field `{key}`", path)
             seen.add(key)
-            _refuse_repeated(item, f"{path}.{key}" if path else key)
+            _refuse_repeated(item, f"{path}.{key}" if path else key, depth + 1)
 
 
 def _finite_float(literal: str) -> float:

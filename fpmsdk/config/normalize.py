@@ -7,7 +7,7 @@ Source: fpm-model.md section 3.3.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fpmsdk.config.estimator import SPLINE
@@ -23,16 +23,21 @@ if TYPE_CHECKING:
 ConfigInput: TypeAlias = "ForwardPassPerfModelConfig | Mapping[str, Any] | str"
 
 
-def normalize_config(config: ConfigInput) -> dict[str, Any]:
+def no_architecture(_name: str) -> bool:
+    """A registry without architectures."""
+    return False
+
+
+def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] = no_architecture) -> dict[str, Any]:
     """Return the full canonical form of a configuration, or say what is wrong with it.
 
     Parameters: `config`, a mapping, JSON text, or a `ForwardPassPerfModelConfig`. Systems paths must exist as
-    written.
+    written. `is_registered` tells whether an architecture has an operator graph; with a profile, the method `auto`
+    depends on it.
     Returns: a new dict of every field in serialisation order, aliases and defaults resolved; normalising it
     again gives the same.
     Raises: `ConfigError` for unknown, repeated, missing or ill-typed fields (`path` names the place) and for
-    rules that do not hold; `MissingCapabilityError` where a profile, a learned source or a snapshot would
-    have to be opened.
+    rules that do not hold; `MissingCapabilityError` where a learned source or a snapshot would have to be opened.
     Source: fpm-model.md section 3.
 
     >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "tp_size": 4}
@@ -44,7 +49,7 @@ def normalize_config(config: ConfigInput) -> dict[str, Any]:
     fpmsdk.errors.ConfigError: invalid forward-pass config at duplicate field `tp`
     """
     parsed = check_config(config)
-    _resolve(parsed)
+    _resolve(parsed, is_registered)
     return CONFIG.write(parsed)
 
 
@@ -65,14 +70,14 @@ def check_config(config: ConfigInput) -> dict[str, Any]:
     return parsed
 
 
-def normalize_request(config: ConfigInput) -> dict[str, Any]:
+def normalize_request(config: ConfigInput, is_registered: Callable[[str], bool] = no_architecture) -> dict[str, Any]:
     """Return the canonical form of what a user wrote, systems paths and presets resolved on this machine.
 
     As `normalize_config` after `request_document`. This is the form a model is built from.
     Raises: as both.
     Source: fpm-model.md sections 2.4 and 3.1.
     """
-    return normalize_config(request_document(config))
+    return normalize_config(request_document(config), is_registered)
 
 
 def request_document(config: ConfigInput) -> Any:
@@ -96,16 +101,19 @@ def request_document(config: ConfigInput) -> Any:
     return resolve_request(document) if isinstance(document, Mapping) else document
 
 
-def _resolve(config: dict[str, Any]) -> None:
-    """Fill in place what follows from other fields; refuse what would need a file to be opened."""
+def _resolve(config: dict[str, Any], is_registered: Callable[[str], bool]) -> None:
+    """Fill in place what follows from other fields and from a profile; refuse what would need other files."""
     estimator = config["estimator_config"]
     if config["estimation_mode"] == "fpm_learned":
         raise MissingCapabilityError(
             "this release cannot open learned artifacts and checkpoints (estimation_mode fpm_learned)"
         )
+    registered = None
     if config["fpm_profile"] is not None:
-        raise MissingCapabilityError("this release cannot read measured-deployment profiles (fpm_profile)")
-    _resolve_method(estimator["fpm_interpolation"])
+        from fpmsdk.config.profile_identity import apply_profile  # the document model loads with the first profile
+
+        registered = apply_profile(config, is_registered)
+    _resolve_method(config, estimator["fpm_interpolation"], registered)
     fit = estimator["fpm_regression"]["fit"]
     if fit["kind"] == "spline" and fit["spline"] is None:
         fit["spline"] = SPLINE.read({})
@@ -115,12 +123,24 @@ def _resolve(config: dict[str, Any]) -> None:
         _pin_state_snapshot(estimator["state_snapshot"])
 
 
-def _resolve_method(interpolation: dict[str, Any]) -> None:
-    """Choose the method for an architecture that, without a profile, nobody knows to be registered."""
-    if interpolation["method"] == "direct":
-        path = "estimator_config.fpm_interpolation.method"
+def _resolve_method(config: dict[str, Any], interpolation: dict[str, Any], registered: bool | None) -> None:
+    """Choose the lookup method; without a profile nobody knows whether the architecture is registered."""
+    path = "estimator_config.fpm_interpolation.method"
+    method = interpolation["method"]
+    if method == "auto":
+        method = "direct" if registered is False else "sol"
+    if method == "direct" and registered is None:
         raise ConfigError(f"invalid engine config: {path}: direct needs an fpm_profile", path)
-    interpolation["method"] = "sol"
+    if method == "direct" and config["database_mode"] != "SILICON":
+        raise ConfigError(
+            f"invalid engine config: {path}: direct needs database_mode SILICON, found {config['database_mode']!r}",
+            path,
+        )
+    if method == "sol" and registered is False:
+        raise ConfigError(
+            f"invalid engine config: {path}: sol needs an architecture with an operator graph; use direct", path
+        )
+    interpolation["method"] = method
 
 
 def _pin_state_snapshot(snapshot: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
+MAX_SHOWN = 200
 
 
 class SchemaFault(Exception):
@@ -32,15 +33,27 @@ class Kind(Protocol):
         """Return the JSON form of a stored value."""
 
 
+def shown(value: Any) -> str:
+    """A value for an error text: its `repr`, but never the thousand digits or characters of an absurd one.
+
+    >>> shown(0.5), shown(10**400)
+    ('0.5', 'an integer beyond 64 bits')
+    """
+    if isinstance(value, int) and abs(value) > U64_MAX:
+        return "an integer beyond 64 bits"
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def describe(value: Any) -> str:
     """Name a JSON value for an error text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "boolean true", False: "boolean false"}[value]
     if isinstance(value, int) and abs(value) > U64_MAX:
-        return "an integer beyond 64 bits"
+        return shown(value)
     for kind, name in ((int, "integer"), (float, "number"), (str, "string")):
         if isinstance(value, kind):
-            return f"{name} {value!r}"
+            return f"{name} {shown(value)}"
     if isinstance(value, (list, tuple)):
         return "an array"
     return "an object" if isinstance(value, Mapping) else f"a value of type {type(value).__name__}"
@@ -243,6 +256,10 @@ class Field:
         self.default = default
         self.alias = alias
         self.omit_default = omit_default
+        # A default that cannot be changed need be read and written only once; others are made anew each time.
+        self._fixed = default is None or isinstance(default, (bool, int, float, str))
+        self._fixed_default = kind.read(default, name) if self._fixed and default is not None else None
+        self._written_default = self.write(self.default_value()) if omit_default else None
 
     @property
     def required(self) -> bool:
@@ -251,7 +268,11 @@ class Field:
 
     def default_value(self) -> Any:
         """Return a fresh stored default."""
-        return None if self.default is None else self.kind.read(self.default, self.name)
+        return self._fixed_default if self._fixed else self.kind.read(self.default, self.name)
+
+    def is_omitted(self, written: Any) -> bool:
+        """Whether the output leaves out this JSON form of the field's value."""
+        return self.omit_default and written == self._written_default
 
     def write(self, value: Any) -> Any:
         """Return the JSON form of a stored value, None for one that is absent."""
@@ -299,7 +320,7 @@ class Record:
         document: dict[str, Any] = {}
         for known in self.fields:
             written = known.write(value[known.name])
-            if not (known.omit_default and written == known.write(known.default_value())):
+            if not known.is_omitted(written):
                 document[known.name] = written
         return document
 

@@ -9,11 +9,11 @@ import re
 from typing import Any
 
 from fpmsdk.config.estimator import SELECTOR
+from fpmsdk.config.modes import FMHA_MODES
 from fpmsdk.config.validate_estimator import require, validate_estimator
 
 TRANSFER_KINDS = ("xshape", "xquant", "xprofile", "xop")
 MOE_BACKENDS = ("default", "deepep_moe", "megamoe")
-FPM_FMHA_MODES = ("bfloat16", "fp8", "fp8_block")
 UNPINNED_VERSIONS = ("current", "previous", "next")
 SPECULATION_KINDS = ("dflash", "draft_model", "dspark", "eagle3", "mtp", "ngram", "none")
 MAX_NEXTN = 5
@@ -208,7 +208,7 @@ def _precision(config: dict[str, Any]) -> None:
         config["estimation_mode"] == "fpm_interpolation",
         "fpm_fmha_quant_mode needs estimation_mode fpm_interpolation",
     )
-    require(mode in FPM_FMHA_MODES, f"fpm_fmha_quant_mode must be one of {', '.join(FPM_FMHA_MODES)}")
+    require(mode in FMHA_MODES, f"fpm_fmha_quant_mode must be one of {', '.join(FMHA_MODES)}")
 
 
 def _data_sources(config: dict[str, Any]) -> None:

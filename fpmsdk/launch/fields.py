@@ -1,6 +1,6 @@
 """Field tables of an engine launch: names, types and defaults, in serialisation order.
 
-Rules between fields are in `launch_rules.py`. Source: engine-and-replay.md section 1.1.
+Rules between fields are in `rules.py`. Source: engine-and-replay.md section 1.1.
 """
 
 from fpmsdk.config.schema import (

@@ -57,12 +57,23 @@ class FpmBatch:
         self.columns = Columns(arrays)
 
     def __getattr__(self, name: str) -> NDArray[Any]:
-        if name.startswith("_") or name not in self._arrays:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._arrays:
             raise AttributeError(f"FpmBatch has no column {name!r}; it has {', '.join(self._arrays)}")
         return self._arrays[name]
 
     def __len__(self) -> int:
         return self.columns.num_iterations
+
+    def __copy__(self) -> "FpmBatch":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FpmBatch":
+        return self
+
+    def __reduce__(self) -> tuple[type["FpmBatch"], tuple[dict[str, NDArray[Any]]]]:
+        return FpmBatch, (self._arrays,)
 
     def __repr__(self) -> str:
         return f"FpmBatch({len(self)} iterations, {self.num_ranks} ranks)"

@@ -7,11 +7,16 @@ is compressed.
 import gzip
 import json
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import BinaryIO, cast
 
+import msgspec
+
 from fpmsdk.errors import FrameDecodeError, MetricsError
+from fpmsdk.files import whole_file
 from fpmsdk.metrics.wire import ForwardPassMetrics, decode_frame
 
 _LENGTH = struct.Struct("<I")
@@ -20,9 +25,19 @@ _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 
-def _open(path: str | PathLike[str], mode: str) -> BinaryIO:
-    opener = gzip.open if fspath(path).endswith(".gz") else open
-    return cast(BinaryIO, opener(path, mode))
+def _is_gzip(path: str | PathLike[str]) -> bool:
+    return fspath(path).endswith(".gz")
+
+
+@contextmanager
+def _reading(path: str | PathLike[str]) -> Iterator[BinaryIO]:
+    with cast(BinaryIO, gzip.open(path) if _is_gzip(path) else open(path, "rb")) as file:
+        try:
+            yield file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise FrameDecodeError(
+                f"{fspath(path)}: not a complete gzip file: {error}; record or copy it again"
+            ) from None
 
 
 def read_frames(path: str | PathLike[str]) -> list[bytes]:
@@ -33,11 +48,8 @@ def read_frames(path: str | PathLike[str]) -> list[bytes]:
     FrameDecodeError: the file is truncated or its lengths are not those of a frame file; names file, frame and byte.
     OSError: the file cannot be read.
     """
-    with _open(path, "rb") as file:
-        try:
-            data = file.read()
-        except (EOFError, gzip.BadGzipFile) as error:
-            raise FrameDecodeError(f"{fspath(path)}: not a complete gzip file: {error}") from None
+    with _reading(path) as file:
+        data = file.read()
     frames: list[bytes] = []
     at = 0
     while at < len(data):
@@ -65,13 +77,17 @@ def _truncated(path: str | PathLike[str], frames: list[bytes], at: int, expected
 
 
 def write_frames(path: str | PathLike[str], frames: Iterable[bytes]) -> int:
-    """Write a frame file and return the number of frames."""
+    """Write a frame file, whole or not at all, and return the number of frames."""
     count = 0
-    with _open(path, "wb") as file:
+    with whole_file(path) as raw:
+        # The name in the header of a gzip file would be that of a draft.
+        file = gzip.GzipFile(filename="", mode="wb", fileobj=raw) if _is_gzip(path) else raw
         for frame in frames:
             file.write(_LENGTH.pack(len(frame)))
             file.write(frame)
             count += 1
+        if file is not raw:
+            file.close()
     return count
 
 
@@ -85,12 +101,31 @@ class FpmStream:
         self.path = path
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, object]]]:
-        with _open(self.path, "rb") as file:
+        for _, received_at_ns, metrics in self._rows():
+            yield received_at_ns, metrics
+
+    def frames(self) -> Iterator[bytes]:
+        """The messages as they were on the wire.
+
+        Raises
+        ------
+        FrameDecodeError: also for a value that the wire cannot carry, as an integer beyond 64 bits.
+        """
+        for number, _, metrics in self._rows():
+            try:
+                yield msgspec.msgpack.encode(metrics)
+            except (OverflowError, RecursionError, UnicodeEncodeError) as error:
+                raise self._error(number, f"not a forward-pass metrics message: {error}") from None
+
+    def _rows(self) -> Iterator[tuple[int, int, dict[str, object]]]:
+        with _reading(self.path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
                 try:
                     row = json.loads(line)
+                except RecursionError:
+                    raise self._error(number, "nested too deeply") from None
                 except ValueError as error:
                     raise self._error(number, f"not JSON: {error}") from None
                 if not isinstance(row, dict) or not isinstance(row.get("metrics"), dict):
@@ -98,7 +133,7 @@ class FpmStream:
                 received_at_ns = row.get("received_at_ns")
                 if not isinstance(received_at_ns, int) or isinstance(received_at_ns, bool):
                     raise self._error(number, f"received_at_ns: expected an integer, found {received_at_ns!r}")
-                yield received_at_ns, row["metrics"]
+                yield number, received_at_ns, row["metrics"]
 
     def _error(self, number: int, reason: str) -> FrameDecodeError:
         return FrameDecodeError(f"{fspath(self.path)}: line {number}: {reason}")

@@ -72,11 +72,11 @@ def decode_frame(frame: bytes) -> ForwardPassMetrics:
 
     Raises
     ------
-    FrameDecodeError: not MessagePack, truncated, not a map, or a field of the wrong type.
+    FrameDecodeError: not MessagePack, truncated, not a map, nested too deeply, or a field of the wrong type.
     """
     try:
         return _decoder.decode(frame)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise FrameDecodeError(
             f"invalid FPM payload: {len(frame)} bytes are not a forward-pass metrics frame: {error}"
         ) from None

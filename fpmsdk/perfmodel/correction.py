@@ -59,7 +59,7 @@ def build_corrections(correction: dict[str, Any], automatic_mode: str) -> dict[s
     >>> stores = build_corrections(config["estimator_config"]["correction"], "fixed")
     >>> all(stores["prefill"].observe((512.0,), observed_ms=12.0, native_ms=10.0) for _ in range(5))
     True
-    >>> stores["prefill"].factor((600.0,))
+    >>> stores["prefill"].table.factor((600.0,))
     1.2
     """
     mode = correction.get("mode", "auto")

@@ -3,17 +3,19 @@
 Source: fpm-model.md section 2; clients.md section 2.1.
 """
 
+import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from fpmsdk._ext.frames import Columns, IterationSource, read_iterations
 from fpmsdk._ext.plain import PlainTemplate
-from fpmsdk._ext.regression import LinearRegression
 from fpmsdk.config import normalize_request
 from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
-from fpmsdk.perfmodel import readiness
 from fpmsdk.perfmodel.select import Selection, select
+from fpmsdk.perfmodel.topology import deployment_topology
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,13 +56,15 @@ class ForwardPassPerfModel:
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
-        self._estimator: LinearRegression = selection.estimator  # type: ignore[assignment]
+        self._kind = selection.kind
+        self._estimator = selection.kind.estimator
         self._provenance = PlainTemplate(selection.provenance())
         self._warning = selection.warning
         self._tuning = threading.Lock()
+        _models.add(self)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name == "_estimator":
+        if name in ("_estimator", "_kind"):
             raise AttributeError("this ForwardPassPerfModel is closed")
         raise AttributeError(f"'ForwardPassPerfModel' object has no attribute {name!r}")
 
@@ -71,7 +75,7 @@ class ForwardPassPerfModel:
         config = self._selection.config
         return (
             f"<ForwardPassPerfModel {config['model']} on {config['system']}, {config['backend']} "
-            f"{config['worker_type']}, {self._selection.mode}>"
+            f"{config['worker_type']}, {self._selection.kind.mode}>"
         )
 
     # --- construction ---
@@ -100,12 +104,12 @@ class ForwardPassPerfModel:
             raise ConfigError("give exactly one of config and state_snapshot")
         if config is None:
             raise MissingCapabilityError("this release cannot restore state snapshots (state_snapshot)")
-        return cls(select(normalize_request(config)))
+        return cls(select(_normalized(config)))
 
     @staticmethod
     def normalize_config(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
         """The canonical form of a configuration, validated, without building a model."""
-        return normalize_request(config)
+        return _normalized(config)
 
     @staticmethod
     def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> NoReturn:
@@ -115,9 +119,14 @@ class ForwardPassPerfModel:
     @staticmethod
     def estimate_cache_budget(
         config: "ForwardPassPerfModelConfig | Mapping[str, Any]", budget: Mapping[str, Any]
-    ) -> NoReturn:
-        """KV-cache budget of a measured deployment profile."""
-        raise MissingCapabilityError("this release cannot read deployment profiles (estimate_cache_budget)")
+    ) -> dict[str, Any]:
+        """KV-cache budget of the deployment that a configuration selects from its profile.
+
+        Source: fpm-interpolation.md section 7.
+        """
+        from fpmsdk.launch.cache_budget import estimate_cache_budget
+
+        return estimate_cache_budget(_normalized(config), budget)
 
     @classmethod
     def from_learned(cls, source: Any, options: Mapping[str, Any] | None = None) -> NoReturn:
@@ -127,6 +136,7 @@ class ForwardPassPerfModel:
     def close(self) -> None:
         """Drop the estimator; later calls fail with AttributeError. Closing twice is harmless."""
         self.__dict__.pop("_estimator", None)
+        self.__dict__.pop("_kind", None)
 
     # --- estimate ---
 
@@ -137,6 +147,8 @@ class ForwardPassPerfModel:
         ----------
         metrics: one rank, or the list of the iteration's attention-DP ranks; a rank is a dict of the message's fields,
             an object with the same attributes (Dynamo's message) or the encoded frame. Unknown keys are ignored.
+            Whether the ranks belong together is the caller's to say: worker, rank and counter numbers are not
+            compared (`fpmsdk.metrics.group_ranks` builds iterations from a stream and does).
 
         Raises
         ------
@@ -151,7 +163,12 @@ class ForwardPassPerfModel:
         ----------
         batch: `FpmBatch`, or a sequence of iterations in the forms of `estimate_forward_pass_time_ms`.
         """
-        return self._estimator.serving.estimate_columns(_as_batch(batch).columns)
+        columns = _columns(batch)
+        if columns is None:
+            from fpmsdk.metrics import FpmBatch
+
+            columns = FpmBatch.from_dicts(batch).columns
+        return self._estimator.serving.estimate_columns(columns)
 
     def timing_model(self) -> "FpmTiming":
         """A compiled timing model for replays: what has been learned by now, unaffected by later tuning.
@@ -164,13 +181,29 @@ class ForwardPassPerfModel:
 
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
         """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
-        return {
-            "latency_ms": self.estimate_forward_pass_time_ms(metrics),
-            "native_latency_ms": None,
-            "correction_factor": None,
-            "max_rank": None,
-            "ranks": [],
-        }
+        return self._kind.detailed(metrics, _decode_frame)
+
+    def explain(self, metrics: Metrics) -> dict[str, Any]:
+        """The estimate with the measurements behind it and the error to expect.
+
+        Parameters
+        ----------
+        metrics: as `estimate_forward_pass_time_ms`.
+
+        Returns
+        -------
+        `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `in_domain`, `expected_error` and per rank
+        its `lookups`: each with `phase`, `coordinates`, `resolution`, `in_domain` (nothing was carried beyond the
+        measurements), `distance` to the nearest anchor in doublings, `expected_error` (relative, from the table's own
+        leave-one-out report, None when the table cannot say) and `anchors` (`coordinates`, `latency_ms`, `weight`,
+        `distance`).
+
+        Raises
+        ------
+        UnsupportedQueryError: not a native model.
+        PerfDataNotAvailableError: the iteration is not covered; the message says which points to measure.
+        """
+        return self._kind.explain(metrics, _decode_frame)
 
     # --- tune ---
 
@@ -189,9 +222,12 @@ class ForwardPassPerfModel:
         MetricsError: a field of the wrong type or range (nothing is learned), or an iteration that contradicts itself
             or the worker type (the iterations before it stay learned).
         """
-        source = getattr(iterations, "columns", iterations)
+        source: IterationSource | None = _columns(iterations)
+        if source is None:
+            # Read before the lock is taken: attributes of foreign objects may run any code.
+            source = read_iterations(() if iterations is None else iterations, _decode_frame)
         with self._tuning:
-            self._estimator.tune(() if source is None else source, _decode_frame)
+            self._estimator.learn_from(source)
 
     def skipped_iterations(self) -> dict[str, int]:
         """Iterations that taught nothing, counted by reason since construction."""
@@ -201,32 +237,28 @@ class ForwardPassPerfModel:
 
     def diagnostics(self) -> dict[str, Any]:
         """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
-        serving = self._estimator.serving
+        status = self._kind.status()
         not_ready = "insufficient_data" if self._warning is None else "unsupported_config"
         return {
-            "source": "fallback_regression",
-            "readiness": "ready" if serving.ready else not_ready,
-            "retained_observations": serving.retained_observations,
-            "correction_ready_buckets": 0,
+            "source": status.source,
+            "readiness": "ready" if status.ready else not_ready,
+            "retained_observations": status.retained_observations,
+            "correction_ready_buckets": status.correction_ready_buckets,
             "last_warning": self._warning,
             "provenance": self._provenance.copy(),
         }
 
     def regression_store_diagnostics(self) -> list[dict[str, Any]]:
-        """Workload kind, readiness and retained observations of each store."""
-        return [
-            {"workload_kind": kind, "ready": ready, "retained_observations": retained}
-            for kind, ready, retained in self._estimator.serving.stores()
-        ]
+        """Workload kind, readiness and retained observations of each regression store; empty for native models."""
+        return self._kind.store_diagnostics()
 
     def readiness_report(self) -> dict[str, Any]:
         """Which stores can answer, and why the others cannot. Source: fpm-model.md section 8."""
-        minimum = self._selection.config["estimator_config"]["fpm_regression"]["min_observations"]
-        return readiness.readiness_report(self._selection.mode, self._estimator.serving.stores(), minimum)
+        return self._kind.readiness_report()
 
     def deployment_topology(self) -> dict[str, Any]:
         """Identity of the deployment that the model stands for. Source: fpm-model.md section 8."""
-        return readiness.deployment_topology(self._selection.config, corrected=False)
+        return deployment_topology(self._selection.config, corrected=self._kind.is_corrected)
 
     def engine_launch_mismatches(self, launch_args: Mapping[str, Any]) -> list[str]:
         """Identity conflicts between engine launch arguments and this model; empty when a launch accepts it.
@@ -241,19 +273,26 @@ class ForwardPassPerfModel:
 
     def get_min_correction_factor(self) -> float | None:
         """Smallest ready correction factor; None when there is none."""
-        return None
+        return min(self._kind.correction_factors(), default=None)
 
     def get_max_correction_factor(self) -> float | None:
         """Largest ready correction factor; None when there is none."""
-        return None
+        return max(self._kind.correction_factors(), default=None)
 
     def get_avg_correction_factor(self) -> float | None:
         """Mean of the ready correction factors; None when there is none."""
-        return None
+        factors = self._kind.correction_factors()
+        total = 0.0
+        for factor in factors:  # in store order; `sum` would add with compensation
+            total += factor
+        return total / len(factors) if factors else None
 
     def fpm_query_coverage(self) -> dict[str, Any] | None:
-        """Coverage of table queries; None unless it is collected."""
-        return None
+        """Counts and gaps of table lookups since construction; None unless `collect_coverage` is set.
+
+        Source: fpm-interpolation.md section 8.
+        """
+        return self._kind.query_coverage()
 
     def learned_feature_names(self) -> list[str] | None:
         """Features of a learned estimator; None for other kinds."""
@@ -271,55 +310,58 @@ class ForwardPassPerfModel:
         """Decisions of a causal selector; None for other kinds."""
         return None
 
-    # --- queries of other kinds of model ---
+    # --- queries of some kinds of model ---
 
     def static_phase_latency(self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool) -> float:
         """Uncorrected latency in ms of a whole prefill or decode phase."""
-        raise _needs("static_phase_latency", "a native estimator")
+        return self._kind.static_phase_latency(batch_size, input_tokens, output_tokens, prefill=prefill)
 
     def static_phase_diagnostics(
         self, *, batch_size: int, context_length: int, prefill: bool, prefix: int = 0
     ) -> list[dict[str, Any]]:
         """Operations of one step with their latencies in ms."""
-        raise _needs("static_phase_diagnostics", "an op_level estimator")
+        return self._kind.static_phase_diagnostics(batch_size, context_length, prefix, prefill=prefill)
 
     def predict_prefill_latency(self, bs: int, isl: int, prefix: int = 0) -> float:
         """Uncorrected latency in ms of one prefill; `isl` includes the prefix."""
-        raise _needs("predict_prefill_latency", "a native estimator")
+        return self._kind.prefill_latency(bs, isl, prefix)
 
     def predict_prefill_latency_total(
         self, batch_size: int, total_prefill_tokens: int, total_kv_read_tokens: int
     ) -> float:
         """Uncorrected latency in ms of one prefill, by totals."""
-        raise _needs("predict_prefill_latency_total", "a native estimator")
+        return self._kind.prefill_latency_total(batch_size, total_prefill_tokens, total_kv_read_tokens)
 
     def predict_decode_latency_total(self, batch_size: int, total_past_kv_tokens: int) -> float:
         """Uncorrected latency in ms of one decode step, by totals."""
-        raise _needs("predict_decode_latency_total", "a native estimator")
+        return self._kind.decode_latency_total(batch_size, total_past_kv_tokens)
 
     def fpm_decode_kv_ceiling(self) -> int | None:
         """Largest measured decode KV total in tokens."""
-        raise _needs("fpm_decode_kv_ceiling", "a native estimator")
+        return self._kind.decode_kv_ceiling()
 
     def vision_operations(self, shapes: Sequence[Mapping[str, int]]) -> list[tuple[str, float, float, str]]:
         """Operations of the vision encoder."""
-        raise _needs("vision_operations", "a native estimator")
+        raise self._needs("vision_operations", "a model with an encoder (encoder_parallel)")
 
     def flush_updates(self) -> None:
         """Apply pending updates of an online learner."""
-        raise _needs("flush_updates", "an online fpm_learned estimator")
+        raise self._needs("flush_updates", "an online fpm_learned estimator")
 
     def export_learned_artifact(self) -> dict[str, Any]:
         """The artifact of a learned estimator."""
-        raise _needs("export_learned_artifact", "an fpm_learned estimator")
+        raise self._needs("export_learned_artifact", "an fpm_learned estimator")
 
     def save_online_checkpoint(self, path: str | PathLike[str]) -> None:
         """Save an online learner."""
-        raise _needs("save_online_checkpoint", "an online fpm_learned estimator")
+        raise self._needs("save_online_checkpoint", "an online fpm_learned estimator")
 
     def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
         """Save what tuning has learned."""
         raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
+
+    def _needs(self, query: str, needed: str) -> UnsupportedQueryError:
+        return UnsupportedQueryError(f"{query} needs {needed}; this model is {self._kind.mode}")
 
 
 def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
@@ -327,13 +369,39 @@ def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
 
 
-def _needs(query: str, kind: str) -> UnsupportedQueryError:
-    return UnsupportedQueryError(f"{query} needs {kind}; this model is a regression")
+def _normalized(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
+    return normalize_request(config, _is_registered)
 
 
-def _as_batch(batch: Any) -> Any:
-    if hasattr(batch, "columns"):
-        return batch
-    from fpmsdk.metrics import FpmBatch
+def _is_registered(architecture: str) -> bool:
+    # The registry is loaded by the first profile.
+    from fpmsdk.opgraph.architectures import ARCHITECTURES
 
-    return FpmBatch.from_dicts(batch)
+    return architecture in ARCHITECTURES
+
+
+def _columns(batch: Any) -> Columns | None:
+    # Told by the compiled part, so that a single estimate need not load the batch's module.
+    columns = getattr(batch, "columns", None)
+    return columns if isinstance(columns, Columns) else None
+
+
+# A fork copies a model between two calls, never in the middle of one, and with its lock free.
+_models: "weakref.WeakSet[ForwardPassPerfModel]" = weakref.WeakSet()
+_held: list[threading.Lock] = []
+
+
+def _before_fork() -> None:
+    _held[:] = [model._tuning for model in _models]
+    for lock in _held:
+        lock.acquire()
+
+
+def _after_fork() -> None:
+    for lock in _held:
+        lock.release()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

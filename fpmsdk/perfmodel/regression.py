@@ -5,8 +5,9 @@ The arithmetic is `ext/regression.pyx`; source: regression-and-learned.md sectio
 
 from typing import Any
 
-from fpmsdk._ext.regression import CLOCK_FIELDS, LinearRegression, LinearStore
+from fpmsdk._ext.regression import CLOCK_FIELDS, LinearRegression, LinearStore, LinearView
 from fpmsdk.errors import ConfigError, MissingCapabilityError
+from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
 from fpmsdk.snapshot.layout import StateField, StateLayout
 
 # What the bucketed sampler keeps; shared by every store that retains rows in buckets.
@@ -41,6 +42,61 @@ LINEAR_STORE = StateLayout(
 )
 
 DEFAULT_AXES = ("attention", "moe")
+
+
+class RegressionKind(Kind):
+    """Regression stores under a canonical configuration."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__("fpm_regression", build_regression(config), config)
+
+    @property
+    def serving(self) -> LinearView:
+        """What has been learned by now."""
+        serving = self.estimator.serving
+        assert isinstance(serving, LinearView)
+        return serving
+
+    def status(self) -> Status:
+        """Counters for `diagnostics()`."""
+        serving = self.serving
+        return Status("fallback_regression", serving.ready, serving.retained_observations, 0)
+
+    def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate alone; a regression has no parts."""
+        return {
+            "latency_ms": self.serving.estimate_iteration(metrics, decode_frame),
+            "native_latency_ms": None,
+            "correction_factor": None,
+            "max_rank": None,
+            "ranks": [],
+        }
+
+    def store_diagnostics(self) -> list[dict[str, Any]]:
+        """Workload kind, readiness and retained observations of each store."""
+        return [
+            {"workload_kind": kind, "ready": ready, "retained_observations": retained}
+            for kind, ready, retained in self.serving.stores()
+        ]
+
+    def readiness_report(self) -> dict[str, Any]:
+        """Readiness of each store; there is no correction."""
+        serving = self.serving
+        minimum = self.config["estimator_config"]["fpm_regression"]["min_observations"]
+        stores = [
+            {
+                "store": kind,
+                "ready": ready,
+                "reason": None if ready else _reason(retained, minimum),
+                "retained_observations": retained,
+            }
+            for kind, ready, retained in serving.stores()
+        ]
+        return {"kind": self.mode, "ready": serving.ready, "stores": stores, "correction": None}
+
+
+def _reason(retained: int, min_observations: int) -> str:
+    return "below_min_observations" if retained < min_observations else "no_usable_fit"
 
 
 def build_regression(config: dict[str, Any]) -> LinearRegression:

@@ -6,9 +6,16 @@ Source: fpm-model.md section 4.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fpmsdk._ext.estimator import Estimator
-from fpmsdk.errors import MissingCapabilityError, PerfDataNotAvailableError
-from fpmsdk.perfmodel.regression import build_regression
+from fpmsdk.errors import (
+    MissingCapabilityError,
+    PerfDataNotAvailableError,
+    UnknownSystemError,
+    UnlistedVersionError,
+    UnsupportedAttentionBackendError,
+    UnsupportedModelError,
+)
+from fpmsdk.perfmodel.kind import Kind
+from fpmsdk.perfmodel.regression import RegressionKind
 
 # Candidates of mode `auto`, best first.
 PRIORITY = ("op_level", "fpm_interpolation", "fpm_regression")
@@ -17,17 +24,24 @@ PRIORITY = ("op_level", "fpm_interpolation", "fpm_regression")
 REPORTED_NAMES = {"op_level": "OpLevel", "fpm_interpolation": "FpmInterpolation"}
 
 # Failures after which the next candidate is tried; every other one is a fault that must not be hidden.
-FALLBACK_SAFE = (MissingCapabilityError, PerfDataNotAvailableError, OSError)
+FALLBACK_SAFE = (
+    MissingCapabilityError,
+    OSError,
+    PerfDataNotAvailableError,
+    UnknownSystemError,
+    UnlistedVersionError,
+    UnsupportedAttentionBackendError,
+    UnsupportedModelError,
+)
 
 
 class Selection(NamedTuple):
-    """The estimator that was built and why.
+    """The model kind that was built and why.
 
     `config` is the canonical configuration that repeats this selection, `failures` lists the candidates before it.
     """
 
-    estimator: Estimator
-    mode: str
+    kind: Kind
     requested_mode: str
     config: dict[str, Any]
     systems_root: str | None
@@ -44,7 +58,7 @@ class Selection(NamedTuple):
             "config": self.config,
             "selected_systems_root": self.systems_root,
             "requested_estimation_mode": self.requested_mode,
-            "selected_estimation_mode": self.mode,
+            "selected_estimation_mode": self.kind.mode,
             "selection_failures": list(self.failures),
         }
 
@@ -81,26 +95,56 @@ def select(config: dict[str, Any]) -> Selection:
     failures: list[str] = []
     for mode in order:
         try:
-            estimator = BUILDERS[mode](config)
+            built = BUILDERS[mode](config)
         except FALLBACK_SAFE as error:
             if mode == order[-1]:
                 raise
             failures.append(f"{REPORTED_NAMES[mode]}: {error}")
             continue
-        pinned = config | {"estimation_mode": mode, "fallback_policy": "deny"}
-        return Selection(estimator, mode, requested, pinned, None, tuple(failures))
+        pinned = built.config | {"estimation_mode": mode, "fallback_policy": "deny"}
+        return Selection(built.kind, requested, pinned, built.systems_root, tuple(failures))
     raise AssertionError("candidates() returns at least one mode")
 
 
-def _no_native_engine(config: dict[str, Any]) -> Estimator:
-    raise MissingCapabilityError(
-        "estimation from the public performance database and from whole-forward tables is not part of this "
-        "release; use estimation_mode 'fpm_regression'"
-    )
+class _Built(NamedTuple):
+    kind: Kind
+    config: dict[str, Any]
+    systems_root: str | None
 
 
-BUILDERS: dict[str, Callable[[dict[str, Any]], Estimator]] = {
-    "op_level": _no_native_engine,
-    "fpm_interpolation": _no_native_engine,
-    "fpm_regression": build_regression,
+def _regression(config: dict[str, Any]) -> _Built:
+    return _Built(RegressionKind(config), config, None)
+
+
+def _op_level(config: dict[str, Any]) -> _Built:
+    # The op graph and the performance database load with the first native model.
+    from fpmsdk.perfmodel.oplevel import build_op_level
+
+    return _first_root(config, build_op_level)
+
+
+def _fpm_interpolation(config: dict[str, Any]) -> _Built:
+    from fpmsdk.perfmodel.wholeforward import build_whole_forward
+
+    return _first_root(config, build_whole_forward)
+
+
+def _first_root(config: dict[str, Any], build: Callable[[dict[str, Any], str], tuple[Kind, dict[str, Any]]]) -> _Built:
+    from fpmsdk.config.systems import HOW_TO_GET_DATA
+
+    failure: Exception = UnknownSystemError(f"failed to find performance data roots; {HOW_TO_GET_DATA}")
+    for root in config["systems_paths"]:
+        try:
+            kind, pinned = build(config, root)
+        except FALLBACK_SAFE as error:
+            failure = error
+            continue
+        return _Built(kind, pinned, root)
+    raise failure
+
+
+BUILDERS: dict[str, Callable[[dict[str, Any]], _Built]] = {
+    "op_level": _op_level,
+    "fpm_interpolation": _fpm_interpolation,
+    "fpm_regression": _regression,
 }

@@ -7,12 +7,14 @@ Source: engine-and-replay.md section 5.6.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fpmsdk.config.schema import shown
 from fpmsdk.errors import ConfigError
 
 Float64 = NDArray[np.float64]
@@ -170,8 +172,9 @@ class Sla:
         if not bounds:
             raise ConfigError("sla sets no bound; give ttft_ms, itl_ms or e2e_ms, or no sla", "sla")
         for name, value in bounds.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ConfigError(f"sla.{name} is {value!r}; give finite milliseconds above 0", f"sla.{name}")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value <= sys.float_info.max:
+                raise ConfigError(f"sla.{name} is {shown(value)}; give finite milliseconds above 0", f"sla.{name}")
         if self.e2e_ms is not None and len(bounds) > 1:
             raise ConfigError("sla.e2e_ms excludes ttft_ms and itl_ms; give one or the other", "sla.e2e_ms")
 
@@ -182,7 +185,9 @@ class Sla:
         >>> Sla.from_dict({"e2e_ms": 900})
         Sla(ttft_ms=None, itl_ms=None, e2e_ms=900)
         """
-        unknown = sorted(set(bounds) - {"ttft_ms", "itl_ms", "e2e_ms"})
+        if not isinstance(bounds, Mapping):
+            raise ConfigError(f"sla is {shown(bounds)}; give bounds by name, as {{'ttft_ms': 200}}", "sla")
+        unknown = sorted(map(str, set(bounds) - {"ttft_ms", "itl_ms", "e2e_ms"}))
         if unknown:
             raise ConfigError(
                 f"sla.{unknown[0]} is unknown; bounds are ttft_ms, itl_ms and e2e_ms", f"sla.{unknown[0]}"

@@ -19,6 +19,7 @@ from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.scheduler import Requests, Role, Scheduler
 from fpmsdk._ext.speculation import DraftAcceptance
 from fpmsdk._ext.workers import WorkerPool
+from fpmsdk.config.schema import shown
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.groups import grouped_cache
@@ -116,15 +117,15 @@ def check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:
         )
 
 
-def parsed_version(text: str) -> tuple[int, int]:
+def parsed_version(text: Any) -> tuple[int, int]:
     """Return (major, minor) of a vLLM version.
 
     >>> parsed_version("0.32.1")
     (0, 32)
     """
-    match = re.match(r"(\d+)\.(\d+)", text)
+    match = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", text) if isinstance(text, str) else None
     if match is None:
-        raise ConfigError(f"vllm_version is {text!r}; give MAJOR.MINOR, as 0.32", "vllm_version")
+        raise ConfigError(f"vllm_version is {shown(text)}; give the text MAJOR.MINOR, as 0.32", "vllm_version")
     return int(match[1]), int(match[2])
 
 

@@ -5,7 +5,6 @@ Only arranges columns that the replay has recorded; latency figures are defined 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import EmptyResultError
+from fpmsdk.files import whole_file
 from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class ReplayReport:
         `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
         `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived. Of
         disaggregated serving also `prefill_worker`, `decode_reused_tokens` and the times of the transfer.
+    admissions: `request` (row of `requests`), `at_ms` and `reused_tokens` of each admission, in order of time; of
+        disaggregated serving also `pool`.
     passes: an array per column, one entry per pass; empty when passes were not recorded.
     preemptions: an array per column, one entry per preemption: the victim and what it held.
     gap_ms, gap_count: gaps between tokens in ms, each with the number of tokens that waited so long.
@@ -81,6 +83,7 @@ class ReplayReport:
     num_prefill_workers, prefill_gpus_per_worker: the same of disaggregated prefill workers.
     options: the settings that the figures depend on; shown in the JSON report.
     sla: bounds for goodput.
+    fpm_query_coverage: how measured tables covered the replay, None when that was not collected.
 
     Raises
     ------
@@ -93,6 +96,7 @@ class ReplayReport:
         self,
         *,
         requests: Columns,
+        admissions: Columns,
         passes: Columns,
         preemptions: Columns | None = None,
         gap_ms: NDArray[np.float64],
@@ -106,7 +110,9 @@ class ReplayReport:
         prefill_gpus_per_worker: int = 0,
         options: Mapping[str, Any] | None = None,
         sla: Sla | None = None,
+        fpm_query_coverage: Mapping[str, Any] | None = None,
     ) -> None:
+        self.fpm_query_coverage = fpm_query_coverage
         self.latencies = RequestLatencies.of(
             requests["arrival_ms"],
             requests["first_token_ms"],
@@ -121,6 +127,7 @@ class ReplayReport:
             "itl_ms": self.latencies.itl_ms,
             "e2e_latency_ms": self.latencies.e2e_ms,
         }
+        self.admission_columns = admissions
         self.pass_columns = passes
         self.preemption_columns: Columns = preemptions or {}
         self.options = dict(options or {})
@@ -142,6 +149,16 @@ class ReplayReport:
         return _arrow(self.request_columns)
 
     @cached_property
+    def admissions(self) -> pyarrow.Table:
+        """One row per admission in order of time: `request_id`, `at_ms`, `reused_tokens`.
+
+        A request that was preempted is admitted again and has as many rows as admissions. Of disaggregated serving
+        `pool` tells where.
+        """
+        columns = dict(self.admission_columns)
+        return _arrow({"request_id": self.request_columns["request_id"][columns.pop("request")], **columns})
+
+    @cached_property
     def passes(self) -> pyarrow.Table:
         """One row per pass in the order in which passes started on the simulated clock."""
         return _arrow(self.pass_columns)
@@ -152,10 +169,16 @@ class ReplayReport:
         return _arrow(self.preemption_columns)
 
     def to_json(self, *, per_request: bool = True) -> str:
-        """The report as one JSON object: `options`, `summary` and, unless not wanted, `per_request`."""
+        """The report as one JSON object: `options`, `summary` and, unless not wanted, `per_request`.
+
+        `fpm_query_coverage` is in it when it was collected.
+        """
         document: dict[str, Any] = {"options": self.options, "summary": self.summary}
+        if self.fpm_query_coverage is not None:
+            document["fpm_query_coverage"] = self.fpm_query_coverage
         if per_request:
             columns = {key: self._values(name) for key, name in _RECORD_KEYS.items() if name in self.request_columns}
+            columns["admission_history"] = self._admission_histories()
             document["per_request"] = [
                 dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
             ]
@@ -167,14 +190,10 @@ class ReplayReport:
         return [None if value < 0 else value for value in values] if name in _WORKERS else values
 
     def write_json(self, path: str | Path, *, per_request: bool = True) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        target = Path(path)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            draft.write_text(self.to_json(per_request=per_request) + "\n", encoding="utf-8")
-            os.replace(draft, target)
-        finally:
-            draft.unlink(missing_ok=True)
+        """Write `to_json` to a file, whole or not at all (`fpmsdk.files.whole_file`)."""
+        text = self.to_json(per_request=per_request) + "\n"
+        with whole_file(path) as file:
+            file.write(text.encode())
 
     def table(self) -> Table:
         """The main figures for a terminal."""
@@ -202,6 +221,18 @@ class ReplayReport:
         ):
             table.add_row(label, *(f"{summary[f'{figure}_{name}_ms']:,.2f}" for figure in figures))
         return table
+
+    def _admission_histories(self) -> list[list[dict[str, Any]]]:
+        histories: list[list[dict[str, Any]]] = [[] for _ in self._completed]
+        columns = self.admission_columns
+        requests, times, reuses = (columns[name].tolist() for name in ("request", "at_ms", "reused_tokens"))
+        pools = [{}] * len(requests) if "pool" not in columns else [{"pool": pool} for pool in columns["pool"]]
+        for request, at_ms, reused, pool in zip(requests, times, reuses, pools, strict=True):
+            history = histories[request]
+            # The first admission of each pool is none.
+            is_readmission = any(pool.items() <= earlier.items() for earlier in history)
+            history.append({"at_ms": at_ms, "reused_input_tokens": reused, "is_readmission": is_readmission, **pool})
+        return histories
 
     def _why_empty(self) -> str:
         status, reasons = self.request_columns["status"], self.request_columns["rejection_reason"]

@@ -20,12 +20,27 @@ from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, Pytho
 from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.replay import Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Status
-from fpmsdk.errors import ConfigError, KvForwardTooLargeError, MissingCapabilityError, ReplayError, TimingError
+from fpmsdk.config.schema import shown
+from fpmsdk.errors import (
+    ConfigError,
+    KvForwardTooLargeError,
+    MissingCapabilityError,
+    ReplayError,
+    TimingError,
+    TraceError,
+)
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
+from fpmsdk.replay.coverage import coverage_on_failure, coverage_roles, replay_coverage
 from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.pools import PoolPlan, check_simulated, parsed_version
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
+
+# What a replay keeps in memory and visits at every event, and what fits its 64-bit sums of KV tokens.
+MAX_RANKS = 65_536
+MAX_KV_TOKENS = 2**62
+# Durations are counted in 64-bit seconds; figures of much later times would overflow.
+MAX_TIME_MS = 2.0**64 * 1e3
 
 _RECORDED_COLUMNS = (
     "arrival_ms",
@@ -88,7 +103,7 @@ def replay_trace(
     scheduler_rules: `vllm` decides as the real scheduler, `simulator` as the peer simulator.
     mixed_pass_pricing: `composed` prices prefill and decode of one pass as one forward where the timing model
         can, `separate` prices each part for itself.
-    num_workers: identical workers, ready from the start.
+    num_workers: identical workers, ready from the start; with `dp_size` ranks each at most 65,536 ranks.
     placement: `round_robin` over the workers, or `kv_aware`: where most of a prompt is cached and least waits.
         With prefill workers it places prompts; decode workers take turns.
     prefill_launch, prefill_timing, num_prefill_workers: disaggregated serving: workers that compute prompts (of
@@ -106,6 +121,7 @@ def replay_trace(
 
     Raises
     ------
+    TraceError: `trace` is no `Trace`.
     ConfigError: an option is out of range (`path` names it); LaunchConfigError for the launch.
     MissingCapabilityError: the launch asks for an engine that this release does not simulate.
     ReplayError: one forward needs more than a whole grouped KV cache; names the request and what to do.
@@ -118,6 +134,8 @@ def replay_trace(
     >>> replay_trace(trace, launch=launch).summary["mean_ttft_ms"]
     13.0
     """
+    if not isinstance(trace, Trace):
+        raise TraceError(f"trace is {shown(trace)}; give a Trace, as Trace.read(path) returns")
     _check_choice("scheduler_rules", scheduler_rules, ("vllm", "simulator"))
     _check_choice("mixed_pass_pricing", mixed_pass_pricing, ("composed", "separate"))
     _check_integer("num_workers", num_workers, 1)
@@ -130,6 +148,7 @@ def replay_trace(
     _check_integer("num_prefill_workers", num_prefill_workers, 1)
     _check_number("handoff_latency_ms", handoff_latency_ms, 0.0)
     launch = _launch_config(launch)
+    bounds = sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla)
     vllm_settings = {
         "scheduling_policy": scheduling_policy,
         "long_prefill_token_threshold": long_prefill_token_threshold,
@@ -139,9 +158,12 @@ def replay_trace(
         "scheduler_reserve_full_isl": scheduler_reserve_full_isl,
     }
 
-    def plan(launch: EngineLaunchConfig, num_workers: int, timing: Any, placement: str) -> PoolPlan:
+    def plan(
+        launch: EngineLaunchConfig, num_workers: int, timing: Any, placement: str, workers_name: str = "num_workers"
+    ) -> PoolPlan:
         engine = launch.engine
         check_simulated(engine, scheduler_rules)
+        _check_size(launch, num_workers, workers_name)
         _check_vllm_settings(vllm_settings, engine, scheduler_rules)
         pricer = PassPricer(
             as_timing_model(engine.timing_model if timing is None else timing),
@@ -154,7 +176,9 @@ def replay_trace(
 
     prefill = None
     if prefill_launch is not None:
-        prefill = plan(_launch_config(prefill_launch), num_prefill_workers, prefill_timing, placement)
+        prefill = plan(
+            _launch_config(prefill_launch), num_prefill_workers, prefill_timing, placement, "num_prefill_workers"
+        )
         placement = "round_robin"
     _check_topology(launch, prefill, prefill_timing, num_prefill_workers, handoff_latency_ms)
     main = plan(launch, num_workers, timing, placement)
@@ -174,25 +198,30 @@ def replay_trace(
         transfer_bytes_per_s=(source.engine.kv_transfer_bandwidth or 0.0) * 1e9,
         handoff_ms=handoff_latency_ms,
         transfers_missing_only=source.engine.kv_transfer_timing_mode == "destination_missing",
-        arrival_ms=trace.arrival_ms / arrival_speedup_ratio,
+        arrival_ms=_sped_up(trace.arrival_ms, arrival_speedup_ratio),
         next_turn=_next_turns(trace),
-        delay_ms=trace.delay_ms / arrival_speedup_ratio,
-        concurrency=concurrency or 0,
+        delay_ms=_sped_up(trace.delay_ms, arrival_speedup_ratio),
+        concurrency=min(concurrency or 0, len(trace)),
         dp_rank=trace.dp_rank,
         prefill_dp_rank=trace.prefill_dp_rank,
         max_sim_time_ms=math.inf if max_sim_time_ms is None else max_sim_time_ms,
         request_ids=trace.request_ids.tolist(),
     )
     started = time.perf_counter()
-    try:
-        replay.run()
-    except KvForwardTooLargeError as fault:
-        raise ReplayError(fault.describe(repr(trace.request_ids[fault.request]))) from fault
+    timings = [timing] if prefill_timing is None or prefill_timing is timing else [prefill_timing, timing]
+    with coverage_on_failure(*timings):
+        try:
+            replay.run()
+        except KvForwardTooLargeError as fault:
+            raise ReplayError(fault.describe(repr(trace.request_ids[fault.request]))) from fault
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
     gaps = recorder.gaps.array()
+    arrived = ~np.isnan(recorder.column("arrival_ms"))
+    columns = _request_columns(trace, requests, recorder, plans, scheduler_rules)
     report = ReplayReport(
-        requests=_request_columns(trace, requests, recorder, plans, scheduler_rules),
+        requests={name: column[arrived] for name, column in columns.items()},
+        admissions=_admission_columns(recorder.admissions.array(), arrived, len(plans) > 1),
         passes=_pass_columns(
             recorder.passes.array(), scheduler_rules == "simulator" and bool(launch.engine.kv_cache_groups)
         ),
@@ -226,7 +255,8 @@ def replay_trace(
                 }
             ),
         },
-        sla=sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla),
+        sla=bounds,
+        fpm_query_coverage=replay_coverage(roles, completed=True) if (roles := coverage_roles(*timings)) else None,
     )
     report.summary["composed_passes"] = sum(pool.pricer.num_composed for pool in plans)
     report.summary["mixed_passes_priced_separately"] = sum(pool.pricer.num_fallback for pool in plans)
@@ -251,6 +281,9 @@ def as_timing_model(timing: Any) -> TimingModel:
     if kind == "polynomial":
         return PolynomialTiming()
     if kind == "fixed" and {"prefill_ms", "decode_ms"} <= timing.keys():
+        for phase in ("prefill_ms", "decode_ms"):
+            if not _is_latency(timing[phase]):
+                raise TimingError(f"fixed timing: {phase} is {shown(timing[phase])}; give finite ms of at least 0")
         return FixedTiming(timing["prefill_ms"], timing["decode_ms"])
     if kind == "external":
         raise TimingError(
@@ -258,8 +291,13 @@ def as_timing_model(timing: Any) -> TimingModel:
             "build the model and give it as timing="
         )
     raise TimingError(
-        f"timing is {dict(timing)!r}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} or a model"
+        f"timing is {shown(dict(timing))}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} or a model"
     )
+
+
+def _is_latency(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= sys.float_info.max
 
 
 def _launch_config(launch: EngineLaunchConfig | Mapping[str, Any] | None) -> EngineLaunchConfig:
@@ -312,6 +350,34 @@ def _check_dp_ranks(trace: Trace, launch: EngineLaunchConfig) -> None:
         )
 
 
+def _check_size(launch: EngineLaunchConfig, num_workers: int, workers_name: str) -> None:
+    if num_workers * launch.dp_size > MAX_RANKS:
+        raise ConfigError(
+            f"{workers_name} {shown(num_workers)} with dp_size {launch.dp_size} are too many ranks; "
+            f"a replay simulates at most {MAX_RANKS:,}",
+            workers_name if num_workers > 1 else "dp_size",
+        )
+    engine = launch.engine
+    if engine.num_gpu_blocks * engine.block_size > MAX_KV_TOKENS:
+        largest = "num_gpu_blocks" if engine.num_gpu_blocks > engine.block_size else "block_size"
+        raise ConfigError(
+            f"engine.num_gpu_blocks {engine.num_gpu_blocks} of engine.block_size {engine.block_size} hold too many "
+            f"tokens; a replay simulates a KV cache of at most {MAX_KV_TOKENS}",
+            f"engine.{largest}",
+        )
+
+
+def _sped_up(times_ms: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        divided = times_ms / ratio
+    if (divided >= MAX_TIME_MS).any():
+        raise ConfigError(
+            f"arrivals or delays divided by arrival_speedup_ratio = {ratio!r} lie beyond 2^64 s; give a larger ratio",
+            "arrival_speedup_ratio",
+        )
+    return divided
+
+
 def _check_vllm_settings(settings: Mapping[str, Any], engine: EngineConfig, scheduler_rules: str) -> None:
     _check_choice("scheduling_policy", settings["scheduling_policy"], ("fcfs", "priority"))
     _check_number("watermark", settings["watermark"], 0.0, below=1.0)
@@ -329,21 +395,21 @@ def _check_vllm_settings(settings: Mapping[str, Any], engine: EngineConfig, sche
 
 
 def _check_choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise ConfigError(f"{name} is {value!r}; give {' or '.join(accepted)}", name)
+    if not isinstance(value, str) or value not in accepted:
+        raise ConfigError(f"{name} is {shown(value)}; give {' or '.join(accepted)}", name)
 
 
 def _check_integer(name: str, value: Any, lowest: int, highest: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest or value > (highest or value):
         limit = "" if highest is None else f" and at most {highest}"
-        raise ConfigError(f"{name} is {value!r}; give an integer of at least {lowest}{limit}", name)
+        raise ConfigError(f"{name} is {shown(value)}; give an integer of at least {lowest}{limit}", name)
 
 
 def _check_number(name: str, value: Any, lowest: float, below: float = math.inf) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not lowest <= value < below:
+    if not is_number or not lowest <= value < below or value > sys.float_info.max:
         limit = "" if below == math.inf else f" and below {below}"
-        raise ConfigError(f"{name} is {value!r}; give a finite number of at least {lowest}{limit}", name)
+        raise ConfigError(f"{name} is {shown(value)}; give a finite number of at least {lowest}{limit}", name)
 
 
 def _next_turns(trace: Trace) -> NDArray[np.int64]:
@@ -399,7 +465,7 @@ def _request_columns(
     outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
     reasons = _rejection_reasons(plans[0].launch.engine, scheduler_rules)
     was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")) | (len(plans) == 1)
-    columns: dict[str, NDArray[Any]] = {
+    return {
         "request_id": trace.request_ids,
         "session_id": _session_names(trace),
         "turn_index": trace.turn_index,
@@ -413,5 +479,13 @@ def _request_columns(
         **{name: recorder.column(name) for name in _RECORDED_COLUMNS},
         **({name: recorder.column(name) for name in _TRANSFER_COLUMNS} if len(plans) > 1 else {}),
     }
-    arrived = ~np.isnan(columns["arrival_ms"])
-    return {name: column[arrived] for name, column in columns.items()}
+
+
+def _admission_columns(
+    rows: NDArray[np.void], arrived: NDArray[np.bool_], is_disaggregated: bool
+) -> dict[str, NDArray[Any]]:
+    columns = _table_columns(rows)
+    if not is_disaggregated:
+        del columns["pool"]
+    row_of_request = np.cumsum(arrived) - 1
+    return columns | {"request": row_of_request[columns["request"]]}

@@ -6,7 +6,7 @@ knows the identity of prompt blocks (`hash_ids`), never token values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fpmsdk.config.schema import shown
 from fpmsdk.errors import TraceError
 
 MAX_TOKENS = 2**31 - 1
@@ -100,12 +101,7 @@ class Trace:
         """
         from fpmsdk.replay.formats import reader_for
 
-        if isinstance(block_tokens, bool) or not isinstance(block_tokens, int) or block_tokens < 1:
-            raise TraceError(
-                f"block_tokens is {block_tokens!r}; give the prompt tokens per hash id, a positive integer",
-                path=str(path),
-                field="block_tokens",
-            )
+        _check_block_tokens(block_tokens, str(path))
         return reader_for(path, format)(path, block_tokens)
 
     @classmethod
@@ -152,8 +148,13 @@ class Trace:
         if n == 0:
             raise TraceError("the trace has no requests; give at least one row")
         outputs = _integers("output_tokens", output_tokens, 0, MAX_TOKENS, n)
-        ids = [f"request_{row}" for row in range(1, n + 1)] if request_ids is None else list(request_ids)
-        _check_ids(ids, n)
+        _check_block_tokens(block_tokens)
+        ids = (
+            [f"request_{row}" for row in range(1, n + 1)]
+            if request_ids is None
+            else _names("request_ids", request_ids, n)
+        )
+        _check_unique(ids)
         priorities = (
             np.zeros(n, np.int64)
             if priority is None
@@ -164,7 +165,7 @@ class Trace:
         prefill_ranks = (
             ranks if prefill_dp_rank is None else _integers("prefill_dp_rank", prefill_dp_rank, -1, MAX_PRIORITY, n)
         )
-        names, session, turn = _sessions(ids if session_ids is None else session_ids, n)
+        names, session, turn = _sessions(ids if session_ids is None else _names("session_ids", session_ids, n))
         first = turn == 0
         if delays[first].any():
             row = int(np.flatnonzero(first & (delays != 0))[0])
@@ -172,10 +173,7 @@ class Trace:
                 f"delay_ms[{row}] is {delays[row]} on the first turn of its session; only a later turn waits, give 0",
                 field="delay_ms",
             )
-        arrivals = np.array(arrival_ms, np.float64)
-        if arrivals.shape == (n,):
-            arrivals[~first] = 0.0
-        arrivals = _milliseconds("arrival_ms", arrivals, n)
+        arrivals = _milliseconds("arrival_ms", arrival_ms, n, first)
         offsets, blocks = _blocks(hash_ids, prompts, block_tokens)
 
         session_arrival = arrivals[first]
@@ -279,8 +277,21 @@ class Trace:
         )
 
 
+def _check_block_tokens(block_tokens: Any, path: str | None = None) -> None:
+    is_integer = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
+    if not is_integer or not 1 <= block_tokens <= MAX_TOKENS:
+        raise TraceError(
+            f"block_tokens is {shown(block_tokens)}; give the prompt tokens per hash id, 1 to {MAX_TOKENS}",
+            path=path,
+            field="block_tokens",
+        )
+
+
 def _column(name: str, values: ArrayLike, n: int | None) -> NDArray[Any]:
-    column = np.asarray(values)
+    try:
+        column = np.asarray(values)
+    except (ValueError, TypeError) as fault:
+        raise TraceError(f"{name} is not a column of numbers: {fault}", field=name) from fault
     if column.ndim != 1 or (n is not None and len(column) != n):
         expected = "one dimension" if n is None else f"shape ({n},) as prompt_tokens has"
         raise TraceError(f"{name} has shape {column.shape}; give {expected}", field=name)
@@ -298,10 +309,13 @@ def _integers(name: str, values: ArrayLike, low: int, high: int, n: int | None =
     return column.astype(np.int64)
 
 
-def _milliseconds(name: str, values: ArrayLike, n: int) -> Float64:
+def _milliseconds(name: str, values: ArrayLike, n: int, counted: NDArray[np.bool_] | None = None) -> Float64:
+    """A column of times; where `counted` is false the value is ignored and 0 returned."""
     column = _column(name, values, n)
     if column.dtype.kind not in "iuf":
         raise TraceError(f"{name} has dtype {column.dtype}; give milliseconds as numbers", field=name)
+    if counted is not None:
+        column = np.where(counted, column, 0)
     bad = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
     if bad.size:
         row = int(bad[0])
@@ -309,13 +323,20 @@ def _milliseconds(name: str, values: ArrayLike, n: int) -> Float64:
     return column.astype(np.float64)
 
 
-def _check_ids(ids: list[str], n: int) -> None:
-    if len(ids) != n:
-        raise TraceError(f"request_ids has {len(ids)} entries; give {n}, one per row", field="request_ids")
+def _names(column: str, values: Iterable[str], n: int) -> list[str]:
+    names = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
+    if names is None or len(names) != n:
+        found = shown(values) if names is None else f"{len(names)} entries"
+        raise TraceError(f"{column} has {found}; give {n}, one per row", field=column)
+    for row, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise TraceError(f"{column}[{row}] is {shown(name)}; give a non-empty string", field=column)
+    return names
+
+
+def _check_unique(ids: list[str]) -> None:
     seen: dict[str, int] = {}
     for row, name in enumerate(ids):
-        if not isinstance(name, str) or not name:
-            raise TraceError(f"request_ids[{row}] is {name!r}; give a non-empty string", field="request_ids")
         if seen.setdefault(name, row) != row:
             raise TraceError(
                 f'duplicate request id "{name}" in rows {seen[name]} and {row}; request ids are unique',
@@ -323,9 +344,8 @@ def _check_ids(ids: list[str], n: int) -> None:
             )
 
 
-def _sessions(names: Sequence[str], n: int) -> tuple[NDArray[np.object_], Int64, Int64]:
-    if len(names) != n:
-        raise TraceError(f"session_ids has {len(names)} entries; give {n}, one per row", field="session_ids")
+def _sessions(names: list[str]) -> tuple[NDArray[np.object_], Int64, Int64]:
+    n = len(names)
     index: dict[str, int] = {}
     turns: list[int] = []
     session = np.empty(n, np.int64)
@@ -344,9 +364,17 @@ def _blocks(hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_toke
     offsets = np.zeros(n + 1, np.int64)
     if hash_ids is None:
         return offsets, np.empty(0, np.int64)
-    if len(hash_ids) != n:
-        raise TraceError(f"hash_ids has {len(hash_ids)} rows; give {n}, one per request", field="hash_ids")
-    counts = np.fromiter(map(len, hash_ids), np.int64, n)
+    try:
+        rows = [list(ids) for ids in hash_ids]
+    except TypeError as fault:
+        raise TraceError(f"hash_ids is not a list of lists: {fault}", field="hash_ids") from fault
+    if len(rows) != n:
+        raise TraceError(f"hash_ids has {len(rows)} rows; give {n}, one per request", field="hash_ids")
+    # As numpy reads them, floats and texts of digits would be integers too.
+    for kind in set(map(type, chain.from_iterable(rows))):
+        if not issubclass(kind, int | np.integer) or kind is bool:
+            raise TraceError(f"hash_ids holds a {kind.__name__}; give unsigned 64-bit integers", field="hash_ids")
+    counts = np.fromiter(map(len, rows), np.int64, n)
     short = np.flatnonzero((counts > 0) & (prompts > counts * block_tokens))
     if short.size:
         row = int(short[0])
@@ -358,10 +386,10 @@ def _blocks(hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_toke
     # Blocks past the end of the prompt identify nothing.
     used = np.minimum(counts, -(-prompts // block_tokens))
     np.cumsum(used, out=offsets[1:])
-    blocks = chain.from_iterable(ids[:k] for ids, k in zip(hash_ids, used.tolist(), strict=True))
+    blocks = chain.from_iterable(ids[:k] for ids, k in zip(rows, used.tolist(), strict=True))
     try:
-        values = np.fromiter(blocks, np.uint64, int(offsets[-1]))
-    except (OverflowError, TypeError, ValueError) as fault:
+        values = np.fromiter(map(int, blocks), np.uint64, int(offsets[-1]))
+    except OverflowError as fault:
         raise TraceError(
             f"hash_ids holds something else than unsigned 64-bit integers: {fault}", field="hash_ids"
         ) from fault

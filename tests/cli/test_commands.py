@@ -1,8 +1,10 @@
 """The command line: results, JSON, exit codes 0, 1 and 2, and one message instead of a traceback."""
 
+import gzip
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from typer.testing import CliRunner
 import fpmsdk.sample
 from fpmsdk.cli.app import app
 from fpmsdk.metrics import write_frames
+from tests.perfdb.pairs import decode, prefill, write_pair
+from tests.perfdb.synthetic import GEMM, Systems
 
 SAMPLE = Path(fpmsdk.sample.__file__).parent
 REQUESTS = str(SAMPLE / "requests_eval.json.gz")
@@ -216,7 +220,6 @@ def test_a_replay_in_which_nothing_completes_is_a_negative_result(write):
         (("tune", "x.bin", "--config", "x.json", "--attention-dp", "2"), "give them there"),
         (("tune", "x.bin", "--worker-type", "agg"), "worker_type"),
         (("replay", REQUESTS, "--launch", "none.json"), "none.json"),
-        (("replay", REQUESTS, "--head", "1", "--output", "/dev/null/report.json"), "/dev/null"),
         (("tune", "none.bin"), "none.bin"),
         (("tune", "none.parquet"), "telemetry is a frame file"),
         (("estimate", "none.json"), "none.json"),
@@ -235,6 +238,9 @@ def test_rejected_input_is_one_message_and_exit_code_2(arguments, said):
         ("{", "is not JSON"),
         ({"scheduled_requests": {"num_decode_requests": -1}}, "num_decode_requests"),
         ({"version": 2}, "version"),
+        ('{"version": 1, "version": 1}', "duplicate field `version`"),
+        pytest.param('{"x": ' + "[" * 100_000, "nested too deeply", id="deep"),
+        pytest.param('{"x": ' + "[" * 500 + "]" * 500 + "}", "nested too deeply", id="rather deep"),
         ([], "at least one rank"),
     ],
 )
@@ -246,6 +252,8 @@ def test_malformed_metrics_are_rejected(write, document, said):
     ("document", "said"),
     [
         ("[]", "is a JSON object, found list"),
+        ('{"model": "m", "model": "n"}', "config.json: the model configuration is not JSON: duplicate field `model`"),
+        pytest.param("[" * 100_000, "config.json: the model configuration is not JSON: nested too deeply", id="deep"),
         ({"model": "m", "system": "s", "backend": "vllm", "worker_type": "agg"}, "worker_type"),
         ({"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "typo": 1}, "typo"),
     ],
@@ -287,15 +295,137 @@ def test_doctor_names_what_is_broken(monkeypatch):
     assert "broken: replay" in ran.stderr
 
 
-def test_warmup_fills_every_cache(monkeypatch, tmp_path):
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
     from fpmsdk.paths import cache_dir
 
     monkeypatch.setenv("FPMSDK_CACHE_DIR", str(tmp_path / "cache"))
     cache_dir.cache_clear()
-    try:
-        result = result_of("warmup")
-    finally:
-        cache_dir.cache_clear()
-    assert result["caches"]["cache directory"] == str(tmp_path / "cache")
+    yield tmp_path / "cache"
+    cache_dir.cache_clear()
+
+
+def test_warmup_fills_every_cache(own_cache):
+    result = result_of("warmup")
+    assert result["caches"]["cache directory"] == str(own_cache)
     assert result["caches"]["bytecode"] == "compiled"
-    assert (tmp_path / "cache").is_dir()
+    assert own_cache.is_dir()
+
+
+def test_warmup_compiles_the_tables_of_a_system(monkeypatch, tmp_path, own_cache):
+    built = Systems(tmp_path / "systems")
+    built.hardware()
+    built.table("gemm/vllm/1.0", "gemm_perf", [GEMM])
+    built.table("gemm/sglang/0.5", "gemm_perf", [GEMM | {"latency": 2.0}])
+    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", str(built.path))
+    assert result_of("warmup", "--system", "x100")["caches"]["tables of x100"] == "2 compiled"
+    assert len(list((own_cache / "perfdb").glob("table-*"))) == 2
+
+
+def test_warmup_of_an_unknown_system_says_so(monkeypatch, tmp_path, own_cache):
+    built = Systems(tmp_path / "systems")
+    built.hardware()
+    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", str(built.path))
+    assert "nearest: x100" in rejection_of("warmup", "--system", "x101")
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    output = tmp_path / "file" / "report.json"
+    assert str(output) in rejection_of("replay", REQUESTS, "--head", "1", "--output", str(output))
+
+
+@pytest.mark.parametrize("name", ["cut.jsonl.gz", "cut.bin.gz"])
+@pytest.mark.parametrize("command", [("tune",), ("estimate", "fpm.json", "--frames"), ("replay", REQUESTS, "--frames")])
+def test_damaged_telemetry_is_one_message_and_exit_code_2(tmp_path, write, name, command):
+    (tmp_path / name).write_bytes(gzip.compress(json.dumps({"received_at_ns": 1, "metrics": {}}).encode())[:-9])
+    command = [write(part, DECODE) if part == "fpm.json" else part for part in command]
+    message = rejection_of(*command, str(tmp_path / name))
+    assert message.startswith("error: ") and name in message
+
+
+@pytest.mark.parametrize("name", ["empty.bin", "empty.jsonl", "empty.bin.gz"])
+def test_telemetry_without_an_iteration_is_rejected(tmp_path, frames, name):
+    (tmp_path / name).write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+    for others in ((), (frames,)):
+        assert f"{name}: holds no iteration" in rejection_of("tune", *others, str(tmp_path / name))
+
+
+@pytest.mark.parametrize("command", [("tune",), ("estimate", "fpm.json", "--frames")])
+@pytest.mark.parametrize(
+    ("metrics", "options"),
+    [
+        ({"version": 2}, ()),
+        ({"scheduled_requests": {"num_prefill_requests": -1}}, ()),
+        (
+            {"wall_time": 1, "scheduled_requests": {"num_prefill_requests": 1, "sum_prefill_tokens": 8}},
+            ("--worker-type", "decode"),
+        ),
+    ],
+)
+def test_an_error_in_one_of_several_files_names_it(write, command, metrics, options):
+    good = write("good.jsonl", json.dumps({"received_at_ns": 1, "metrics": DECODE | {"wall_time": 1}}))
+    bad = write("bad.jsonl", json.dumps({"received_at_ns": 1, "metrics": metrics}))
+    first, *more = [write(part, DECODE) if part == "fpm.json" else part for part in command]
+    given = ["--frames", bad] if "--frames" in more else [bad]
+    message = rejection_of(first, *more, good, *given, *options)
+    assert bad in message and good not in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--workers", "100000000000"),
+        ("--speedup", "1e-300"),
+        ("--fixed", "1e308", "1e308"),
+        ("--fixed", "1e400", "1"),
+        ("--ttft-ms", "1e400"),
+    ],
+)
+def test_options_beyond_what_a_replay_can_hold_are_rejected(options):
+    assert rejection_of("replay", REQUESTS, *options).startswith("error: ")
+
+
+def test_huge_limits_that_limit_nothing_are_accepted():
+    assert run("replay", REQUESTS, "--head", str(10**30), "--concurrency", str(10**30)).exit_code == 0
+
+
+def test_doctor_asks_for_the_declared_dependencies_and_the_package_uses_each():
+    root = Path(__file__).parents[2]
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = [requirement.partition(">=")[0] for requirement in declared]
+    assert sorted(fpmsdk.cli.doctor._DEPENDENCIES) == sorted(names)
+    source = "\n".join(path.read_text() for path in (root / "fpmsdk").rglob("*.py"))
+    modules = [{"pyyaml": "yaml"}.get(name, name) for name in names]
+    assert [name for name in modules if f"import {name}" not in source and f"from {name}" not in source] == []
+
+
+class TestTable:
+    @pytest.fixture
+    def pair(self, tmp_path):
+        rows = [prefill(1, tokens, 0, tokens / 10) for tokens in (100, 200, 400)]
+        return str(write_pair(tmp_path / "pair", [*rows, *(decode(1, kv, 3.0) for kv in (2, 64, 128))]))
+
+    def test_check_lists_the_cells(self, pair):
+        (cell,) = result_of("table", "check", pair)["cells"]
+        assert (cell["model_path"], cell["prefill_points"], cell["decode_points"]) == ("org/tiny", 3, 3)
+        assert cell["domain"]["total_kv_read_tokens"] == [0, 128]
+        assert "org/tiny" in run("table", "check", pair).stdout
+
+    def test_loo_reports_errors_by_phase(self, pair):
+        (cell,) = result_of("table", "loo", pair)["cells"]
+        assert (cell["decode"]["points"], cell["decode"]["predicted"], cell["decode"]["max_error"]) == (3, 1, 0.0)
+        assert "prefill" in run("table", "loo", pair).stdout
+
+    def test_merge_publishes_into_one_pair(self, pair, tmp_path):
+        other = write_pair(tmp_path / "other", [decode(2, 4, 3.5, cell_id="other")])
+        merged = result_of("table", "merge", str(tmp_path / "t.parquet"), pair, str(other))
+        assert (merged["num_rows"], merged["added_rows"]) == (7, 7)
+        assert "1 rows" not in run("table", "check", str(tmp_path / "t.parquet")).stderr
+
+    def test_a_faulty_pair_is_one_message(self, pair):
+        Path(pair.replace(".parquet", ".metadata.json")).unlink()
+        assert "sidecar cannot be read" in rejection_of("table", "check", pair, code=1)
+
+    def test_the_table_of_the_pair_is_to_be_named(self, pair):
+        assert "*.parquet" in rejection_of("table", "loo", pair.replace(".parquet", ".metadata.json"), code=1)

@@ -175,7 +175,6 @@ LEARNED = {"estimation_mode": "fpm_learned"}
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"fpm_profile": {}, "backend_version": "1"}, "fpm_profile"),
         (
             LEARNED | {"estimator_config": {"fpm_learned": {"checkpoint_path": "/x"}}},
             "learned",

@@ -405,3 +405,15 @@ def test_integers_longer_than_python_prints_are_refused():
 
 def test_text_nested_too_deeply_is_refused():
     assert "nested too deeply" in str(fault('{"model":' + "[" * 100_000))
+
+
+@pytest.mark.parametrize("levels", [101, 500, 100_000])
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_text_nested_beyond_a_hundred_levels_is_refused(levels, brackets):
+    from fpmsdk.config.jsontext import JsonFault, read_json
+
+    opening, closing = brackets if brackets == "[]" else ('{"a":', "}")
+    text = opening * levels + "1" + closing * levels
+    with pytest.raises(JsonFault, match="nested too deeply"):
+        read_json(text)
+    read_json(opening * 100 + "1" + closing * 100)

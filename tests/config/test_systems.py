@@ -3,15 +3,29 @@
 import pytest
 
 from fpmsdk.config import packaged_systems_root, resolve_systems_paths, systems
+from fpmsdk.config.systems import installed_systems_roots
 from fpmsdk.errors import SystemsPathError
+
+
+def install(site, monkeypatch, package, *, with_data=True):
+    """An importable data package that fails when it is really imported."""
+    (site / package).mkdir(parents=True)
+    (site / package / "__init__.py").write_text("raise AssertionError('imported')")
+    if with_data:
+        (site / package / "systems").mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    return str(site / package / "systems")
+
+
+@pytest.fixture(autouse=True)
+def no_data_packages(monkeypatch):
+    # Names that no installed package has.
+    monkeypatch.setattr(systems, "DATA_PACKAGES", {"first": "fpmsdk_test_first", "second": "fpmsdk_test_second"})
 
 
 @pytest.fixture
 def packaged(monkeypatch, tmp_path):
-    root = tmp_path / "packaged"
-    root.mkdir()
-    monkeypatch.setattr(systems, "PACKAGED_ROOT", root)
-    return str(root)
+    return install(tmp_path / "site", monkeypatch, "fpmsdk_test_second")
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +40,16 @@ def test_default_in_any_case_is_the_packaged_root(name, packaged):
     assert resolve_systems_paths([name]) == [packaged]
 
 
-def test_default_without_packaged_data_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(systems, "PACKAGED_ROOT", tmp_path / "absent")
+def test_the_first_data_package_that_holds_data_counts(packaged, monkeypatch, tmp_path):
+    install(tmp_path / "empty", monkeypatch, "fpmsdk_test_first", with_data=False)
+    assert installed_systems_roots() == {"first": None, "second": packaged}
+    (tmp_path / "empty" / "fpmsdk_test_first" / "systems").mkdir()
+    assert packaged_systems_root() == str(tmp_path / "empty" / "fpmsdk_test_first" / "systems")
+
+
+def test_default_without_data_says_how_to_get_some():
     assert packaged_systems_root() is None
-    with pytest.raises(SystemsPathError, match="default"):
+    with pytest.raises(SystemsPathError, match=r"'default' found no performance data.*fpmsdk\[data\]"):
         resolve_systems_paths(["default"])
 
 
@@ -59,18 +79,24 @@ def test_an_entry_must_be_a_directory(tmp_path):
         assert caught.value.path == "systems_paths"
 
 
-def test_nothing_given_is_the_packaged_root_or_nothing(packaged, monkeypatch, tmp_path):
+def test_nothing_given_is_the_default(packaged):
     assert resolve_systems_paths() == [packaged]
-    monkeypatch.setattr(systems, "PACKAGED_ROOT", tmp_path / "absent")
+
+
+def test_nothing_given_and_no_data_is_nothing():
     assert resolve_systems_paths() == []
 
 
-def test_the_environment_replaces_the_packaged_root_and_ours_comes_first(packaged, monkeypatch, tmp_path):
+def test_the_environment_is_the_default_before_installed_data_and_ours_comes_first(packaged, monkeypatch, tmp_path):
     monkeypatch.setenv("AICONFIGURATOR_SYSTEMS_PATH", "/")
-    assert resolve_systems_paths() == ["/"]
+    assert resolve_systems_paths() == resolve_systems_paths(["default"]) == ["/"]
     monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", str(tmp_path))
-    assert resolve_systems_paths() == [str(tmp_path)]
-    assert resolve_systems_paths(["default"]) == [packaged]
+    assert resolve_systems_paths() == resolve_systems_paths(["default"]) == [str(tmp_path)]
+
+
+def test_a_variable_may_say_default(packaged, monkeypatch):
+    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", "default")
+    assert resolve_systems_paths() == [packaged]
 
 
 def test_an_empty_environment_variable_counts_as_unset(packaged, monkeypatch):
@@ -80,5 +106,5 @@ def test_an_empty_environment_variable_counts_as_unset(packaged, monkeypatch):
 
 def test_a_wrong_environment_variable_is_an_error(monkeypatch):
     monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", "/no/such/directory")
-    with pytest.raises(SystemsPathError, match="/no/such/directory"):
+    with pytest.raises(SystemsPathError, match="FPMSDK_SYSTEMS_PATH.*/no/such/directory"):
         resolve_systems_paths()

@@ -137,7 +137,7 @@ class Reference:
         index = 0
         while index < len(self.running) and self.budget > 0:
             request = self.running[index]
-            if self.must_wait(request, request.computed, limit):
+            if not self.vllm and self.must_wait(request, request.computed, limit):
                 return
             tokens = min(request.known - request.computed, limit, self.budget)
             before = list(self.running[:index])

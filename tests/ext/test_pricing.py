@@ -182,6 +182,41 @@ def test_an_unusable_latency_is_an_error_that_names_it(answers, part):
         price(PythonTiming(Provider(**answers)), **PREFILL, **DECODE)
 
 
+@pytest.mark.parametrize("speedup", [1.0, 0.0, 1e-300])
+@pytest.mark.parametrize("part", ["prefill", "decode"])
+def test_a_finite_latency_too_long_to_be_counted_is_an_error_not_zero(part, speedup):
+    ms = 1e305 if speedup != 1e-300 else 1.0
+    answers = {"prefill": 1e-300, "decode": 1e-300} | {part: ms}
+    for timing in (PythonTiming(Provider(**answers)), FixedTiming(answers["prefill"], answers["decode"])):
+        with pytest.raises(TimingError, match="too long"):
+            price(timing, speedups=(speedup, 1.0), **PREFILL, **DECODE)
+    with pytest.raises(TimingError, match="too long"):
+        modeled_duration(ms, speedup)
+
+
+@pytest.mark.parametrize("ratios", [(1e308, 1e308), (1e-308, 1e-308)])
+def test_ratios_whose_product_is_lost_are_refused(ratios):
+    with pytest.raises(TimingError, match="speedup_ratio"):
+        PassPricer(FixedTiming(1.0, 1.0), True, *ratios)
+
+
+@pytest.mark.parametrize("wrong", [None, "3.0", "fast", [1.0, 2.0], object(), 10**400])
+@pytest.mark.parametrize("part", ["prefill", "decode", "mixed"])
+def test_an_answer_that_is_no_latency_is_an_error_that_names_the_method(part, wrong):
+    if part == "mixed":
+        wrong = (1.0, wrong)
+    timing = PythonTiming((ComposingProvider if part == "mixed" else Provider)(**{part: wrong}))
+    for _ in range(2):  # and it is not remembered
+        with pytest.raises(TimingError, match=f"predict_{part}\\w*_ms returned "):
+            price(timing, **PREFILL, **DECODE)
+
+
+@pytest.mark.parametrize("wrong", [5.0, (1.0,), (1.0, 2.0, 3.0)])
+def test_a_mixed_answer_has_two_parts(wrong):
+    with pytest.raises(TimingError, match="predict_mixed_pass_ms returned .*, not two latencies in ms, or None"):
+        price(PythonTiming(ComposingProvider(mixed=wrong)), **PREFILL, **DECODE)
+
+
 def test_a_negative_prefill_latency_counts_as_zero():
     assert price(PythonTiming(Provider(prefill=-3.0)), **PREFILL) == (0.0, 0.0, False)
 

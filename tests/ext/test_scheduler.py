@@ -263,6 +263,89 @@ def test_vllm_rules_refuse_at_arrival_what_can_never_run(shape, settings, refusa
     assert (scheduler.requests.column("status")[0] == Status.REJECTED) == (refusal != Refusal.ACCEPTED)
 
 
+def keys_of(*prompts, outputs=1, block_size=4):
+    """Prefix keys of prompts written as one letter per block."""
+    lengths = np.array([len(prompt) * block_size for prompt in prompts])
+    offsets = np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])])
+    ids = np.array([ord(letter) for prompt in prompts for letter in prompt])
+    return PrefixKeys(lengths, np.full(len(prompts), outputs), offsets, ids, block_size, block_size)
+
+
+UNCHUNKED = {"enable_chunked_prefill": False, "max_num_batched_tokens": 12}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "refused"),
+    [
+        (["abcdef", "xyz"], {}, True),
+        (["abcdef", "abc"], {}, False),  # 24 tokens, 12 of them shared
+        (["abcdef", "ab"], {}, True),
+        (["abc", "abcdef"], {}, False),
+        (["abcd", "abcd"], {}, False),  # 16 tokens, the last block is computed again
+        (["abcdef", "xyz"], {"long_prefill_token_threshold": 12}, False),
+        (["abcdef", "xyz"], {"long_prefill_token_threshold": 13}, True),
+    ],
+)
+def test_without_chunked_prefill_only_a_prompt_that_nothing_can_shorten_is_refused(prompts, settings, refused):
+    shapes = [(4 * len(prompt), 1) for prompt in prompts]
+    scheduler = rank(shapes, "vllm", keys=keys_of(*prompts), **UNCHUNKED, **settings)
+    longest = max(range(len(prompts)), key=lambda request: len(prompts[request]))
+    found = scheduler.requests.column("refusal")[longest]
+    assert found == (Refusal.UNCHUNKED_PROMPT if refused else Refusal.ACCEPTED)
+
+
+def test_without_prefix_caching_shared_blocks_shorten_nothing():
+    scheduler = rank([(24, 1), (12, 1)], "vllm", **UNCHUNKED)
+    assert scheduler.requests.column("refusal")[0] == Refusal.UNCHUNKED_PROMPT
+
+
+def test_without_chunked_prefill_a_hit_decides_at_admission():  # vllm-facts 1.2.3
+    scheduler = rank([(12, 1), (24, 1)], "vllm", keys=keys_of("abc", "abcdef"), **UNCHUNKED)
+    assert [decided["tokens"] for decided in passes(scheduler, 2)] == [{0: 12}, {1: 12}]
+
+
+def test_without_chunked_prefill_the_threshold_cuts_before_the_budget_is_asked():
+    scheduler = rank([(24, 1), (4, 1)], "vllm", long_prefill_token_threshold=8, **UNCHUNKED)
+    assert scheduler.schedule_pass()["tokens"] == {0: 8, 1: 4}
+
+
+def test_vllm_asks_only_at_admission_whether_the_budget_holds_the_prompt():  # vllm-facts 1.1
+    # Alone from the second pass on, the first request is not cut any more; 16 tokens are left for a budget of 12.
+    scheduler = rank([(24, 1), (4, 1)], "vllm", long_prefill_token_threshold=8, **UNCHUNKED)
+    assert [decided["tokens"] for decided in passes(scheduler, 3)] == [{0: 8, 1: 4}, {0: 12}, {0: 4}]
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: rank([(8, 1)]).enqueue(10**8), IndexError),
+        (lambda: rank([(8, 1)]).enqueue(-1), IndexError),
+        (lambda: rank([(8, 1)]).enqueue(0), ValueError),
+        (lambda: rank([(8, 1)], block_size=0), ValueError),
+        (lambda: rank([(8, 1)], block_size=-4), ValueError),
+        (lambda: rank([(8, 1)], "vllm", num_gpu_blocks=0), ValueError),
+        (lambda: rank([(8, 1)], num_gpu_blocks=2**62), ValueError),
+        (lambda: rank([(8, 1)], prefill_schedule_interval=0), ValueError),
+        (lambda: rank([(8, 1)], long_prefill_token_threshold=-1), ValueError),
+        (lambda: rank([(8, 1)], keys=keys_of("ab", block_size=8)), ValueError),
+        (lambda: rank([(8, 1), (8, 1)], keys=keys_of("ab")), ValueError),
+        (lambda: Requests([8, 8], [1]), ValueError),
+        (lambda: Requests([8], [1], [0, 0]), ValueError),
+        (lambda: keys_of("ab", block_size=4).key_of(1, 0), IndexError),
+        (lambda: PrefixKeys(*(np.array(column) for column in ([8], [1], [0, 2], [1, 2])), 0, 4), ValueError),
+        (lambda: PrefixKeys(*(np.array(column) for column in ([8], [1], [0, 2], [1, 2])), 4, 0), ValueError),
+        (lambda: PrefixKeys(*(np.array(column) for column in ([8], [1], [0, 9], [1, 2])), 4, 4), ValueError),
+        (lambda: PrefixKeys(*(np.array(column) for column in ([8, 8], [1], [0, 2], [1, 2])), 4, 4), ValueError),
+        (lambda: Scheduler.__new__(Scheduler), TypeError),
+        (lambda: Requests.__new__(Requests), TypeError),
+        (lambda: PrefixKeys.__new__(PrefixKeys), TypeError),
+    ],
+)
+def test_arguments_that_would_break_the_books_are_refused(make, error):
+    with pytest.raises(error):
+        make()
+
+
 def test_without_chunked_prefill_a_prompt_waits_for_its_whole_budget():
     scheduler = rank([(8, 2), (12, 2)], enable_chunked_prefill=False, max_num_batched_tokens=12)
     assert [d["tokens"] for d in passes(scheduler, 3)] == [{0: 8}, {0: 1}, {1: 12}]

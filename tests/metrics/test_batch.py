@@ -1,5 +1,8 @@
 """Columnar batches: the same numbers whatever the form of the input."""
 
+import copy
+import pickle
+
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -152,3 +155,9 @@ def test_lists_travel_through_the_wire_form():
     scheduled = ScheduledRequestMetrics(num_decode_requests=1, extend_lengths=(1,), past_kv_lengths=(9,))
     batch = FpmBatch.from_frames([encode_frame(ForwardPassMetrics(scheduled_requests=scheduled))])
     assert batch.past_kv_lengths.tolist() == [9]
+
+
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))])
+def test_a_batch_can_be_copied_and_sent_to_another_process(copier):
+    batch = FpmBatch.from_dicts([[DECODE, PREFILL], DECODE])
+    assert columns(copier(batch)) == columns(batch)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 
 import pytest
 
@@ -10,6 +11,7 @@ from fpmsdk.metrics import (
     ForwardPassMetrics,
     FpmStream,
     ScheduledRequestMetrics,
+    decode_frame,
     encode_frame,
     group_ranks,
     read_frames,
@@ -112,3 +114,75 @@ def test_ranks_are_grouped_by_worker_and_counter():
 def test_ranks_of_different_iterations_are_not_put_together(frames, message):
     with pytest.raises(MetricsError, match=message):
         group_ranks(frames, attention_dp=2)
+
+
+def damaged(data, how):
+    if how == "cut":
+        return data[:-9]
+    if how == "foreign":
+        return b"no gzip at all"
+    flipped = bytearray(data)
+    flipped[-5 if how == "length" else len(data) // 2] ^= 0xFF
+    return bytes(flipped)
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "length", "foreign"])
+@pytest.mark.parametrize("name", ["stream.bin.gz", "stream.jsonl.gz"])
+def test_damaged_gzip_data_are_a_decode_error_that_names_the_file(tmp_path, name, how):
+    path = tmp_path / name
+    line = json.dumps({"received_at_ns": 1, "metrics": {}}).encode()
+    # Stored, not compressed: a flipped byte lands in the content and shows in the checksum only.
+    stored = zlib.compressobj(0, wbits=31)
+    content = line + b" " * 9000 + b"\n" if name.endswith("jsonl.gz") else b"\x04\0\0\0abcd" * 900
+    path.write_bytes(damaged(stored.compress(content) + stored.flush(), how))
+    with pytest.raises(FrameDecodeError, match=name):
+        read_frames(path) if ".bin" in name else list(FpmStream(path))
+
+
+def test_flipped_bytes_anywhere_in_a_compressed_stream_are_a_decode_error(tmp_path):
+    path = tmp_path / "stream.bin.gz"
+    write_frames(path, [encode_frame(ForwardPassMetrics(counter_id=number)) for number in range(50)])
+    whole = path.read_bytes()
+    for at in range(10, len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with pytest.raises(FrameDecodeError, match="not a complete gzip file"):
+            read_frames(path)
+
+
+def test_recorded_messages_as_frames(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    path.write_text(json.dumps({"received_at_ns": 1, "metrics": {"counter_id": 2**64 - 1}}))
+    (frame,) = FpmStream(path).frames()
+    assert decode_frame(frame).counter_id == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ('{"counter_id": 18446744073709551616}', "not a forward-pass metrics message"),
+        ('{"counter_id": -9223372036854775809}', "not a forward-pass metrics message"),
+        ('{"worker_id": "\\ud800"}', "not a forward-pass metrics message"),
+        ('{"counter_id": %s}' % ("9" * 5000), "not JSON"),
+        ('{"x": %s}' % ("[" * 100_000 + "]" * 100_000), "nested too deeply"),
+    ],
+    ids=["large", "small", "surrogate", "digits", "deep"],
+)
+def test_what_the_wire_cannot_carry_is_refused_by_line(tmp_path, metrics, said):
+    path = tmp_path / "stream.jsonl"
+    path.write_text(f'\n{{"received_at_ns": 1, "metrics": {metrics}}}')
+    with pytest.raises(FrameDecodeError, match=f"stream.jsonl: line 2: {said}"):
+        list(FpmStream(path).frames())
+
+
+@pytest.mark.parametrize("name", ["frames.bin", "frames.bin.gz"])
+def test_a_frame_file_is_written_whole_or_not_at_all(tmp_path, name):
+    def frames():
+        yield b"one"
+        raise KeyError
+
+    path = tmp_path / name
+    write_frames(path, [b"before"])
+    with pytest.raises(KeyError):
+        write_frames(path, frames())
+    assert read_frames(path) == [b"before"]
+    assert list(tmp_path.iterdir()) == [path]

@@ -63,3 +63,8 @@ def test_decoding_is_lenient_about_what_is_missing_or_unknown():
 def test_bytes_that_are_no_message_are_refused(frame):
     with pytest.raises(FrameDecodeError, match=f"{len(frame)} bytes are not a forward-pass metrics frame"):
         decode_frame(frame)
+
+
+def test_a_frame_nested_too_deeply_is_a_decode_error():
+    with pytest.raises(FrameDecodeError, match="invalid FPM payload"):
+        decode_frame(b"\x81\xa1x" + b"\x91" * 100_000 + b"\x00")

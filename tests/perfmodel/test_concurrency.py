@@ -1,7 +1,10 @@
 """Estimates while another thread tunes: every answer is that of some prefix of the serial tuning run."""
 
+import os
 import sys
 import threading
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -123,3 +126,49 @@ def test_a_timing_model_keeps_what_was_learned_when_it_was_taken(calls):
         model.tune_with_fpms(call)
     assert price_pass(pricer, **work) == before
     assert price_pass(PassPricer(model.timing_model(), True, 1.0, 1.0), **work) != before
+
+
+class Tuning:
+    """A rank whose attribute tunes the model that reads it."""
+
+    def __init__(self, model):
+        self.model = model
+
+    @property
+    def scheduled_requests(self):
+        self.model.tune_with_fpms({"wall_time": 0.01, "scheduled_requests": {"num_decode_requests": 1}})
+        return {}
+
+
+def test_reading_metrics_may_tune_the_same_model():
+    model = ForwardPassPerfModel.best_available(CONFIG)
+    model.tune_with_fpms(Tuning(model))
+    assert model.diagnostics()["retained_observations"] > 0
+
+
+def test_a_fork_while_another_thread_tunes_leaves_a_usable_child(calls):
+    model = ForwardPassPerfModel.best_available(CONFIG)
+    stop = threading.Event()
+
+    def tune():
+        while not stop.is_set():
+            for call in calls:
+                model.tune_with_fpms(call)
+
+    thread = threading.Thread(target=tune)
+    thread.start()
+    try:
+        for _ in range(10):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tested
+                child = os.fork()
+            if child == 0:
+                model.tune_with_fpms(calls[0])
+                os._exit(0 if model.diagnostics()["retained_observations"] else 1)
+            deadline = time.monotonic() + 20.0
+            while os.waitpid(child, os.WNOHANG) == (0, 0):
+                assert time.monotonic() < deadline, "the child hangs"
+                time.sleep(0.005)
+    finally:
+        stop.set()
+        thread.join()

@@ -48,9 +48,9 @@ def test_dynamic_local_on_one_axis():
     store = dynamic((16,), 64, 5, bounds=(0.5, 2.0))
     seen = {
         i: (
-            store.retained,
-            store.ready_cells,
-            *(store.factor((x,)) for x in (64.0, 100.0, 1024.0, 4096.0, 5000.0)),
+            store.table.retained,
+            store.table.ready_cells,
+            *(store.table.factor((x,)) for x in (64.0, 100.0, 1024.0, 4096.0, 5000.0)),
         )
         for i in feed(store, lambda i: (64.0 * 2.0 ** (5 * i % 7),), 160)
     }
@@ -72,7 +72,7 @@ def test_dynamic_local_on_two_axes():
     store = dynamic((2, 3), 16, 3)
     points = ((1.0, 128.0), (5.0, 700.0), (13.0, 2176.0), (14.0, 2176.0))
     seen = {
-        i: (store.retained, store.ready_cells, *map(store.factor, points))
+        i: (store.table.retained, store.table.ready_cells, *map(store.table.factor, points))
         for i in feed(store, lambda i: (1.0 + 7 * i % 13, 128.0 * (1 + 11 * i % 17)), 64)
     }
     assert {i: seen[i] for i in V6} == V6
@@ -89,7 +89,7 @@ V7 = {
 def test_fixed_on_one_axis():
     store = fixed((8192.0,), (16,), 64, 5, bounds=(0.5, 2.0))
     seen = {
-        i: (store.retained, *(store.factor((x,)) for x in (0.0, 511.0, 512.0, 8192.0, 8193.0)))
+        i: (store.table.retained, *(store.table.factor((x,)) for x in (0.0, 511.0, 512.0, 8192.0, 8193.0)))
         for i in feed(store, lambda i: (float(997 * i % 9000),), 100)
     }
     assert {i: seen[i] for i in V7} == V7
@@ -109,7 +109,7 @@ def test_fixed_on_two_axes():
     seen = {}
     for i in feed(store, lambda i: (float(3 * i % 11), float(7 * i % 12)), 20):
         starts = store.fixed.arrays["bucket_start"][: store.fixed.num_cells + 1]
-        seen[i] = ((starts[1:] - starts[:-1]).tolist(), *map(store.factor, points))
+        seen[i] = ((starts[1:] - starts[:-1]).tolist(), *map(store.table.factor, points))
     assert {i: seen[i] for i in V8} == V8
 
 
@@ -131,7 +131,7 @@ def test_dynamic_local_capacity(max_observations, min_observations, retained, lo
     store = dynamic((16,), max_observations, min_observations)
     for _ in feed(store, lambda i: (100.0,), 400):
         pass
-    assert (store.retained, store.ready_cells > 0) == (retained, local_active)
+    assert (store.table.retained, store.table.ready_cells > 0) == (retained, local_active)
 
 
 def test_fixed_reservoir_evicts_from_the_fullest_bucket_with_the_largest_key():
@@ -150,15 +150,15 @@ def test_fixed_reservoir_evicts_from_the_fullest_bucket_with_the_largest_key():
 @pytest.mark.parametrize("store", [dynamic((4,), 8, 1), fixed((100.0,), (4,), 8, 1)], ids=["dynamic", "fixed"])
 def test_an_unusable_ratio_is_refused(store, observed_ms, native_ms):
     assert not store.observe((10.0,), observed_ms=observed_ms, native_ms=native_ms)
-    assert (store.retained, store.ready, store.factors()) == (0, False, [])
+    assert (store.table.retained, store.table.ready, store.table.factors()) == (0, False, [])
 
 
 def test_ratios_are_clamped_to_the_bounds():
     store = fixed((100.0,), (1,), 8, 1, bounds=(0.5, 2.0))
     store.observe((1.0,), observed_ms=90.0, native_ms=1.0)
-    assert store.factor((1.0,)) == 2.0
+    assert store.table.factor((1.0,)) == 2.0
     store.observe((1.0,), observed_ms=1.0, native_ms=90.0)
-    assert store.factor((1.0,)) == 1.25
+    assert store.table.factor((1.0,)) == 1.25
 
 
 def hybrid(min_observations=1):
@@ -173,18 +173,18 @@ def test_hybrid_asks_the_fixed_store_inside_its_range_and_the_dynamic_one_outsid
     store = hybrid()
     store.observe((10.0,), observed_ms=1.5, native_ms=1.0)
     store.observe((500.0,), observed_ms=3.0, native_ms=1.0)
-    assert store.factor((10.0,)) == 1.5
-    assert store.factor((60.0,)) == 1.0  # an empty fixed cell says nothing, and the dynamic store is not asked
-    assert store.factor((5000.0,)) == 2.25
-    assert store.retained == 3
+    assert store.table.factor((10.0,)) == 1.5
+    assert store.table.factor((60.0,)) == 1.0  # an empty fixed cell says nothing, and the dynamic store is not asked
+    assert store.table.factor((5000.0,)) == 2.25
+    assert store.table.retained == 3
 
 
 def test_reported_numbers_of_a_hybrid_are_those_of_its_parts():
     store = hybrid()
     store.observe((10.0,), observed_ms=1.5, native_ms=1.0)
-    assert store.ready
-    assert store.ready_cells == 2
-    assert store.factors() == [1.5, 1.5, 1.5]
+    assert store.table.ready
+    assert store.table.ready_cells == 2
+    assert store.table.factors() == [1.5, 1.5, 1.5]
 
 
 def test_one_axis_takes_the_cells_of_the_grid_of_two():
@@ -193,14 +193,14 @@ def test_one_axis_takes_the_cells_of_the_grid_of_two():
     for tokens in (0.0, 511.0, 512.0, 8192.0, 8193.0):
         stores["prefill"].observe((tokens,), observed_ms=1.0, native_ms=1.0)
     assert stores["prefill"].fixed.arrays["bucket_key"][:3].tolist() == [0, 1, 15]
-    assert stores["prefill"].retained == 4
+    assert stores["prefill"].table.retained == 4
     assert stores["decode"].observe((512.0, 2_000_000.0), observed_ms=1.0, native_ms=1.0)
     assert not stores["mixed"].observe((8193.0, 0.0), observed_ms=1.0, native_ms=1.0)
 
 
 def test_coordinates_of_the_wrong_number_are_an_error():
     with pytest.raises(ValueError, match="expected 1 workload coordinates, found 2"):
-        dynamic((4,), 8, 1).factor((1.0, 2.0))
+        dynamic((4,), 8, 1).table.factor((1.0, 2.0))
 
 
 @given(
@@ -214,5 +214,11 @@ def test_a_dynamic_factor_lies_among_the_ratios_it_keeps(rows, max_observations)
     state = store.dynamic.arrays
     recent = state["recent"][: state["extent"][0]]
     kept = [*recent, *state["ratio"][: state["extent"][1]]]
-    assert all(min(kept) <= store.factor((float(tokens),)) <= max(kept) for tokens, _ in rows)
+    assert all(min(kept) <= store.table.factor((float(tokens),)) <= max(kept) for tokens, _ in rows)
     assert recent.tolist() == [observed for _, observed in rows][-len(recent) :]
+
+
+@pytest.mark.parametrize("kind", [FixedStore, DynamicLocalStore, CorrectionStore])
+def test_there_is_no_store_without_its_arrays(kind):
+    with pytest.raises(TypeError):
+        kind.__new__(kind)

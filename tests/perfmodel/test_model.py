@@ -2,9 +2,11 @@
 
 import copy
 import pickle
-from types import SimpleNamespace
+from collections import UserDict
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from fpmsdk import (
@@ -73,8 +75,9 @@ def test_auto_over_an_unknown_system_falls_back_to_regression_and_says_why():
     assert provenance["selected_systems_root"] is None
 
 
-def test_a_denied_candidate_is_an_error_that_names_what_is_missing():
-    with pytest.raises(ValueError, match="public performance database"):
+def test_a_denied_candidate_is_an_error_that_says_how_to_get_data(monkeypatch):
+    monkeypatch.setattr("fpmsdk.config.systems.packaged_systems_root", lambda: None)
+    with pytest.raises(errors.UnknownSystemError, match="set FPMSDK_SYSTEMS_PATH to a systems root"):
         build(estimation_mode="op_level", system="nosuch")
 
 
@@ -157,12 +160,21 @@ def test_an_empty_pass_takes_exactly_no_time(metrics):
         ({"wall_time": 10**400}, "wall_time: expected a finite number"),
         ({"wall_time": "1"}, r"wall_time: expected a finite number, found '1' \(str\)"),
         ({"worker_id": 3}, r"worker_id: expected a string, found 3 \(int\)"),
-        ({"scheduled_requests": None}, "scheduled_requests: expected an object, found None"),
+        (
+            {"scheduled_requests": None},
+            "scheduled_requests: expected an object with the fields of that section, found None",
+        ),
         ({"queued_requests": [1]}, "queued_requests: expected an object"),
         ({"counter_id": 2**64}, "counter_id: expected an integer from 0 to 18446744073709551615"),
         (rank(num_decode_requests=2**32), "scheduled_requests.num_decode_requests: expected an integer"),
         (rank(num_decode_requests=-1), r"scheduled_requests.num_decode_requests: .*found -1 \(int\)"),
         (rank(num_decode_requests=True), r"found True \(bool\)"),
+        (rank(num_decode_requests=np.array([3])), r"num_decode_requests: expected an integer .*\(ndarray\)"),
+        ({"wall_time": np.array([1.0, 2.0])}, r"wall_time: expected a finite number, found .*\(ndarray\)"),
+        ({"scheduled_requests": {1, 2}}, r"scheduled_requests: expected an object .*\(set\)"),
+        ({"scheduled_requests": np.zeros(3)}, r"scheduled_requests: expected an object .*\(ndarray\)"),
+        ({"scheduled_requests": object()}, r"scheduled_requests: expected an object .*\(object\)"),
+        ({"queued_requests": 1j}, r"queued_requests: expected an object .*\(complex\)"),
         (rank(num_decode_requests=5.0), r"found 5.0 \(float\)"),
         (
             rank(var_decode_kv_tokens=float("nan")),
@@ -223,6 +235,70 @@ def test_every_form_of_an_iteration_gives_the_same_estimate():
         forms = (frame, message, as_dict, [as_dict], [frame], plain_object)
         answers = {model.estimate_forward_pass_time_ms(form) for form in forms}
         assert answers == {None if np.isnan(expected) else expected}
+
+
+@pytest.mark.parametrize("wrap", [MappingProxyType, UserDict])
+def test_any_mapping_is_read_like_a_dict(wrap):
+    model = build("decode")
+    for requests in range(1, 9):
+        model.tune_with_fpms(decode(requests, 100, requests / 1000))
+    plain = decode(3, 100)
+    wrapped = wrap({"scheduled_requests": wrap(plain["scheduled_requests"])})
+    assert model.estimate_forward_pass_time_ms(wrapped) == model.estimate_forward_pass_time_ms(plain) > 0.0
+
+
+class Shrinking:
+    """A rank whose attribute empties the list that holds it."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    @property
+    def scheduled_requests(self):
+        self.ranks.clear()
+        return {}
+
+
+class Unconverted:
+    """A length whose conversion empties the list that holds it."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __index__(self):
+        self.lengths.clear()
+        return 10
+
+
+class Boastful(list):
+    def __len__(self):
+        return 2**62
+
+
+def test_lists_that_change_or_lie_while_they_are_read_are_harmless():
+    model = build()
+    ranks = []
+    ranks += [Shrinking(ranks), {}, {}, {}]
+    assert model.estimate_forward_pass_time_ms(ranks) == 0.0
+    lengths = []
+    lengths += [Unconverted(lengths)] + [10] * 5000
+    metrics = rank(num_prefill_requests=5001, sum_prefill_tokens=9, extend_lengths=lengths, past_kv_lengths=[1] * 5001)
+    assert model.estimate_forward_pass_time_ms(metrics) is None
+    with pytest.raises(MemoryError):
+        model.estimate_forward_pass_time_ms(Boastful([{}]))
+
+
+def test_ranks_of_different_iterations_are_taken_as_one_iteration():
+    # As upstream: whether they belong together is the caller's to say, `group_ranks` compares the numbers.
+    ranks = [decode(2, 10, 0.01) | {"counter_id": 50}, decode(3, 20, 0.02) | {"counter_id": 51}]
+    model = build()
+    model.tune_with_fpms([ranks])
+    assert features(model, "pure_decode") == [[20.0, 5.0]]
+
+
+def test_a_batch_of_another_library_is_refused_by_name():
+    with pytest.raises(errors.MetricsError, match="iteration 0"):
+        build().estimate_many(pa.table({"a": [1]}))
 
 
 def test_numpy_scalars_are_numbers():
@@ -492,7 +568,6 @@ def test_reports_of_learned_models_are_none_for_others(query):
         lambda: inspect_state_snapshot("x"),
         lambda: ForwardPassPerfModel.from_learned({}),
         lambda: ForwardPassPerfModel.learned_identity(IDENTITY),
-        lambda: ForwardPassPerfModel.estimate_cache_budget(IDENTITY, {}),
     ],
 )
 def test_what_this_release_lacks_is_named(call):

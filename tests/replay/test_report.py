@@ -50,6 +50,11 @@ def report_of(*rows, gaps=(), clock_ms=12.0, **more):
     gap_ms, gap_count = zip(*gaps, strict=True) if gaps else ((), ())
     return ReplayReport(
         requests={name: np.array([row[name] for row in rows], DTYPES.get(name, np.int64)) for name in rows[0]},
+        admissions={
+            "request": np.array([at for at, row in enumerate(rows) if row["num_admissions"]], np.int64),
+            "at_ms": np.array([row["first_admit_ms"] for row in rows if row["num_admissions"]], np.float64),
+            "reused_tokens": np.array([row["reused_tokens"] for row in rows if row["num_admissions"]], np.int64),
+        },
         passes={"start_ms": np.array([0.0, 10.0]), "sum_prefill_tokens": np.array([8, 0])},
         gap_ms=np.array(gap_ms, np.float64),
         gap_count=np.array(gap_count, np.int64),
@@ -266,7 +271,9 @@ def test_json_uses_the_record_keys_and_null_for_absent_times():
         "decode_worker_idx": 0,
         "terminal_status": "completed",
         "rejection_reason": None,
+        "admission_history": [{"at_ms": 6, "reused_input_tokens": 0, "is_readmission": False}],
     }
+    assert second["admission_history"] == []
     assert (second["first_token_ms"], second["rejection_reason"]) == (None, "it never fits")
     assert "per_request" not in json.loads(report.to_json(per_request=False))
 

@@ -1,5 +1,6 @@
 """replay_trace: options, timing arguments, outcomes of requests, and what a run records."""
 
+import json
 import math
 import re
 
@@ -22,6 +23,7 @@ from fpmsdk.errors import (
     MissingCapabilityError,
     RequestNeverFitsError,
     TimingError,
+    TraceError,
 )
 from fpmsdk.replay.run import as_timing_model
 
@@ -70,6 +72,15 @@ def test_without_chunked_prefill_a_prompt_beyond_the_budget_is_rejected():
     report = replayed((17, 1), (4, 1), engine={"enable_chunked_prefill": False})
     assert column(report, "status") == ["rejected", "completed"]
     assert "max_num_batched_tokens = 16" in column(report, "rejection_reason")[0]
+
+
+def test_without_chunked_prefill_a_prefix_hit_lets_a_prompt_beyond_the_budget_run():
+    shared = {"hash_ids": [[1, 2, 3], [1, 2, 3, 4, 5], [7, 8, 9, 10, 11]], "block_tokens": 4}
+    report = replayed(
+        (12, 1), (20, 1), (20, 1), arrivals=[0, 50, 60], columns=shared, engine={"enable_chunked_prefill": False}
+    )
+    assert column(report, "status") == ["completed", "completed", "rejected"]
+    assert column(report, "reused_tokens")[1] == 12
 
 
 @pytest.mark.parametrize("rules", ["vllm", "simulator"])
@@ -209,6 +220,26 @@ def test_admissions_are_recorded_one_by_one():
     assert recorder.column("num_admissions").tolist() == [1, 2]
 
 
+def test_the_report_tells_every_admission():
+    report = replayed((8, 8), (8, 8), engine={"num_gpu_blocks": 7, "max_num_seqs": 2, "enable_prefix_caching": False})
+    assert report.admissions.to_pylist() == [
+        {"request_id": "request_1", "at_ms": 0.0, "reused_tokens": 0},
+        {"request_id": "request_2", "at_ms": 0.0, "reused_tokens": 0},
+        {"request_id": "request_2", "at_ms": 17.0, "reused_tokens": 0},
+    ]
+    record = json.loads(report.to_json())["per_request"][1]
+    assert [admission["is_readmission"] for admission in record["admission_history"]] == [False, True]
+    assert len(record["admission_history"]) == record["admission_count"]
+
+
+def test_admissions_belong_to_the_requests_that_arrived():
+    # The second turn of session a stands between the two that arrive before the end.
+    sessions = {"session_ids": ["a", "b", "a"]}
+    report = replayed((8, 4), (8, 2), (8, 1), arrivals=[0.0, 1.0, 0.0], columns=sessions, max_sim_time_ms=22.5)
+    assert column(report, "request_id") == ["request_1", "request_2"]
+    assert report.admissions.column("request_id").to_pylist() == ["request_1", "request_2"]
+
+
 def test_requests_that_continue_together_share_one_gap_entry_per_pass():
     # The first two decode while the third prompt takes two passes; then all three go on.
     recorder = run_core([(8, 5), (8, 5), (16, 2)])
@@ -307,6 +338,20 @@ def test_composed_and_separate_passes_are_counted():
         ({"watermark": 1.0}, "watermark"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold"),
         ({"vllm_version": "latest"}, "vllm_version"),
+        ({"vllm_version": 0.32}, "vllm_version"),
+        ({"vllm_version": None}, "vllm_version"),
+        ({"scheduler_rules": ["vllm"]}, "scheduler_rules"),
+        ({"sla": 5}, "sla"),
+        ({"sla": {"ttft_ms": 10**400}}, "sla.ttft_ms"),
+        ({"sla": {1: 2}}, "sla.1"),
+        *(({name: 10**400}, name) for name in ("arrival_speedup_ratio", "max_sim_time_ms", "watermark")),
+        ({"num_workers": 65_537}, "num_workers"),
+        ({"num_workers": 10**5000}, "num_workers"),
+        ({"num_workers": 2, "launch": {"dp_size": 32_769}}, "num_workers"),
+        ({"launch": {"dp_size": 2**32 - 1}}, "dp_size"),
+        ({"engine": {"num_gpu_blocks": 2**63}}, "engine.num_gpu_blocks"),
+        ({"engine": {"num_gpu_blocks": 2**61}}, "engine.num_gpu_blocks"),
+        ({"engine": {"block_size": 2**63}}, "engine.block_size"),
         ({"scheduler_rules": "simulator", "watermark": 0.1}, "watermark"),
         ({"scheduler_rules": "simulator", "scheduling_policy": "priority"}, "scheduling_policy"),
         ({"engine": {"num_gpu_blocks": 1}}, "engine.num_gpu_blocks"),
@@ -321,6 +366,47 @@ def test_an_option_out_of_range_is_named(options, path):
         replayed((8, 2), **options)
     assert failure.value.path == path
     assert path in str(failure.value)
+    assert len(str(failure.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 2**64},
+        {"long_prefill_token_threshold": 2**64},
+        {"launch": {"dp_size": 2}, "engine": {"prefill_schedule_interval": 2**63}},
+        {"engine": dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "max_model_len"), 2**64 - 2)},
+        {"engine": {"num_gpu_blocks": 2**60, "block_size": 4}},
+        {"engine": {"num_gpu_blocks": 2, "block_size": 2**61}},
+    ],
+)
+def test_a_limit_beyond_any_replay_limits_nothing(options):
+    assert column(replayed((8, 2), (8, 2), **options), "output_tokens") == [2, 2]
+
+
+@pytest.mark.parametrize("ratio", [1e-300, 2.3e-308])
+def test_a_speedup_that_moves_arrivals_beyond_all_time_is_refused(ratio):
+    with pytest.raises(ConfigError, match="arrival_speedup_ratio = .* lie beyond 2\\^64 s") as failure:
+        replayed((8, 2), (8, 2), arrivals=[0.0, 5.0], arrival_speedup_ratio=ratio)
+    assert failure.value.path == "arrival_speedup_ratio"
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [(8, 2)], {"trace": 1}])
+def test_only_a_trace_can_be_replayed(wrong):
+    with pytest.raises(TraceError, match="give a Trace"):
+        replay_trace(wrong)
+
+
+@pytest.mark.parametrize("phase", ["prefill_ms", "decode_ms"])
+@pytest.mark.parametrize("value", [10**400, -1, math.nan, "1", None, True])
+def test_a_fixed_latency_is_a_finite_number(phase, value):
+    with pytest.raises(TimingError, match=phase):
+        replayed((8, 2), timing=FIXED | {phase: value})
+
+
+def test_passes_too_long_to_be_counted_end_the_replay():
+    with pytest.raises(TimingError, match="1e\\+305 ms, divided by a speedup of 1.0, is too long"):
+        replayed((8, 2), timing=FIXED | {"decode_ms": 1e305})
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,41 @@ def test_a_trace_without_hash_ids_shares_nothing():
         ({"hash_ids": [[1], []], "block_tokens": 3}, "hash_ids", "cover 3"),
         ({"hash_ids": [[-1], []]}, "hash_ids", "unsigned 64-bit"),
         ({"hash_ids": [[1]]}, "hash_ids", "1 rows"),
+        *(
+            ({"arrival_ms": column}, "arrival_ms", "dtype")
+            for column in (
+                np.array([1, 2], "m8[s]"),
+                np.array([1, 2], "M8[s]"),
+                ["1", "2"],
+                [False, True],
+                [1j, 2j],
+                [10**400, 0],
+                [None, 1.0],
+            )
+        ),
+        ({"arrival_ms": [[0.0], [1.0, 2.0]]}, "arrival_ms", "no|not a column"),
+        ({"prompt_tokens": [[4], [4, 4]]}, "prompt_tokens", "not a column"),
+        ({"prompt_tokens": 4}, "prompt_tokens", r"shape \(\)"),
+        ({"priority": [[0], [0, 1]]}, "priority", "not a column"),
+        *(
+            ({"hash_ids": rows}, "hash_ids", said)
+            for rows, said in (
+                ([[1.0], []], "holds a float"),
+                ([["1"], []], "holds a str"),
+                ([[True], []], "holds a bool"),
+                ([[None], []], "holds a NoneType"),
+                (["ab", []], "holds a str"),
+                ([None, None], "not a list of lists"),
+                (5, "not a list of lists"),
+                ([np.array([-1]), []], "unsigned 64-bit"),
+                ([[2**64], []], "unsigned 64-bit"),
+            )
+        ),
+        ({"session_ids": [["s"], ["t"]]}, "session_ids", r"session_ids\[0\] is \['s'\]"),
+        ({"session_ids": [1, 2]}, "session_ids", r"session_ids\[0\] is 1"),
+        ({"session_ids": 5}, "session_ids", "session_ids has 5"),
+        ({"session_ids": "st"}, "session_ids", "session_ids has 'st'"),
+        ({"request_ids": 5}, "request_ids", "request_ids has 5"),
     ],
 )
 def test_a_malformed_column_is_refused_by_name(changes, field, said):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from fpmsdk.config.schema import shown
 from fpmsdk.replay.formats.source import no_requests, read_bytes, row_error
 from fpmsdk.replay.trace import MAX_TOKENS, Trace
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
+_COUNT = re.compile(r"[0-9]{1,18}")  # int() refuses thousands of digits in its own words
 _SECOND = timedelta(seconds=1)
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_UTC = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -31,8 +34,8 @@ def read(path: str | Path, block_tokens: int) -> Trace:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         raise row_error(path, 1, f"is not UTF-8 text: {fault}") from fault
-    reader = csv.reader(text.splitlines())
-    header = next(reader, None)
+    rows = _rows(path, text)
+    _, header = next(rows, (0, None))
     if header is None:
         raise no_requests(path)
     missing = [name for name in _COLUMNS if name not in header]
@@ -45,8 +48,7 @@ def read(path: str | Path, block_tokens: int) -> Trace:
     prompts: list[int] = []
     outputs: list[int] = []
     request_ids: list[str] = []
-    for cells in reader:
-        line = reader.line_num
+    for line, cells in rows:
         if not cells:
             continue
         if len(cells) != len(header):
@@ -56,7 +58,7 @@ def read(path: str | Path, block_tokens: int) -> Trace:
             raise row_error(
                 path,
                 line,
-                f"TIMESTAMP {cells[at]!r} mixes times with and without a zone; use one form",
+                f"TIMESTAMP {shown(cells[at])} mixes times with and without a zone; use one form",
                 "TIMESTAMP",
             )
         zoned = has_zone
@@ -76,6 +78,18 @@ def read(path: str | Path, block_tokens: int) -> Trace:
     )
 
 
+def _rows(path: str | Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(text.splitlines())
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as fault:
+            raise row_error(path, reader.line_num, f"is not CSV: {fault}") from fault
+        if cells is None:
+            return
+        yield reader.line_num, cells
+
+
 def _nanoseconds(path: str | Path, line: int, text: str) -> tuple[int, bool]:
     # datetime keeps microseconds only and the traces have 100 ns, so the fraction is read apart.
     match = _TIMESTAMP.fullmatch(text.strip())
@@ -85,13 +99,15 @@ def _nanoseconds(path: str | Path, line: int, text: str) -> tuple[int, bool]:
         seconds, fraction, zone = match.groups()
         moment = datetime.fromisoformat(seconds + (zone or ""))
     except ValueError:
-        raise row_error(path, line, f"TIMESTAMP is {text!r}; give YYYY-MM-DD HH:MM:SS.fffffff", "TIMESTAMP") from None
+        raise row_error(
+            path, line, f"TIMESTAMP is {shown(text)}; give YYYY-MM-DD HH:MM:SS.fffffff", "TIMESTAMP"
+        ) from None
     whole = (moment - (_EPOCH_UTC if zone else _EPOCH)) // _SECOND
     return whole * 1_000_000_000 + int((fraction or "").ljust(9, "0")), zone is not None
 
 
 def _tokens(path: str | Path, line: int, name: str, text: str, low: int) -> int:
     cell = text.strip()
-    if not (cell.isascii() and cell.isdigit()) or not low <= int(cell) <= MAX_TOKENS:
-        raise row_error(path, line, f"{name} is {text!r}; give an integer from {low} to {MAX_TOKENS}", name)
+    if not _COUNT.fullmatch(cell) or not low <= int(cell) <= MAX_TOKENS:
+        raise row_error(path, line, f"{name} is {shown(text)}; give an integer from {low} to {MAX_TOKENS}", name)
     return int(cell)

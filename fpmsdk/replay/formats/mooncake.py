@@ -118,7 +118,7 @@ def _decoded(path: str | Path, line: int, text: bytes) -> _Row:
     except msgspec.ValidationError as fault:
         field = str(fault).rpartition("$.")[2].rstrip("`") if "$." in str(fault) else ""
         raise row_error(path, line, f"{field}: {fault}{_found(text, field)}", field) from fault
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise row_error(path, line, f"is not a JSON object: {fault}; write one request per line") from fault
     for name, alias in _ALIASES:
         value = getattr(row, alias)
@@ -135,7 +135,7 @@ def _found(text: bytes, field: str) -> str:
     try:
         value: Any = msgspec.json.decode(text)[name]
         return f", found {msgspec.json.encode(value[int(index)] if index else value).decode()}"
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, KeyError, TypeError, IndexError, ValueError, RecursionError):
         return ""
 
 

@@ -93,7 +93,7 @@ def read_run(path: str | Path, block_tokens: int = 512) -> RecordedRun:
     """
     try:
         run = msgspec.json.decode(read_bytes(path), type=_Run)
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         field = str(fault).rpartition("$.")[2].rstrip("`") if "$." in str(fault) else ""
         raise TraceError(
             f"{path}: not the request record of a measured run: {fault}", path=str(path), field=field

@@ -92,3 +92,13 @@ def test_bytes_that_are_not_text_are_refused(tmp_path):
     path.write_bytes(b"TIMESTAMP,ContextTokens,\xff\n")
     with pytest.raises(TraceError, match="not UTF-8"):
         Trace.read(path)
+
+
+@pytest.mark.parametrize("digits", [19, 5_000, 200_000])
+@pytest.mark.parametrize("row", ["2023-11-16 18:15:46,{},1", "2023-11-16 18:15:46,1,{}", "{},1,1"])
+def test_an_absurdly_long_cell_is_refused_by_line(tmp_path, digits, row):
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + row.format("1" * digits))
+    with pytest.raises(TraceError, match="trace line 2") as refused:
+        Trace.read(path)
+    assert len(str(refused.value)) < 1000

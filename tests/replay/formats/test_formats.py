@@ -45,7 +45,30 @@ def test_cut_gzip_data_are_refused(tmp_path):
         Trace.read(path)
 
 
-@pytest.mark.parametrize("block_tokens", [0, -512, True, 512.0])
-def test_block_tokens_is_a_positive_integer(tmp_path, block_tokens):
+@pytest.mark.parametrize(
+    "block_tokens", [0, -512, True, 512.0, 2**31, 2**63 - 1, 2**64, pytest.param(10**5000, id="thousands of digits")]
+)
+def test_block_tokens_is_a_positive_31_bit_integer(tmp_path, block_tokens):
     with pytest.raises(TraceError, match="block_tokens is"):
         Trace.read(tmp_path / "t.jsonl", block_tokens=block_tokens)
+    with pytest.raises(TraceError, match="block_tokens is"):
+        Trace.from_arrays([0.0], [8], [1], hash_ids=[[1]], block_tokens=block_tokens)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.jsonl", f'{{"input_length": 8, "output_length": 3, "hash_ids": [1], "other": {DEEP}}}'),
+        ("t.jsonl", DEEP),
+        ("t.json", f'{{"requests": [], "engine": {{"x": {DEEP}}}}}'),
+        ("t.json", DEEP),
+    ],
+    ids=["mooncake row", "mooncake", "recorded engine", "recorded"],
+)
+def test_text_nested_too_deeply_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TraceError, match=name):
+        Trace.read(tmp_path / name)

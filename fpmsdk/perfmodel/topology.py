@@ -1,4 +1,4 @@
-"""What a model can answer and why not, and which deployment it stands for. Read-only.
+"""Which deployment a model stands for. Read-only.
 
 Source: fpm-model.md section 8.
 """
@@ -29,35 +29,6 @@ _TOPOLOGY_FIELDS = (
     "kv_block_size",
 )
 _CORRECTION_LIMITS = ("max_num_tokens", "max_batch_size", "max_kv_tokens")
-
-
-def readiness_report(kind: str, stores: list[tuple[str, bool, int]], min_observations: int) -> dict[str, Any]:
-    """Readiness of a regression model, store by store.
-
-    Parameters
-    ----------
-    kind: estimation mode.
-    stores: (workload kind, ready, retained observations) in diagnostic order.
-    min_observations: rows that a store needs before it is fitted.
-    """
-    return {
-        "kind": kind,
-        "ready": any(ready for _, ready, _ in stores),
-        "stores": [
-            {
-                "store": name,
-                "ready": ready,
-                "reason": None if ready else _reason(retained, min_observations),
-                "retained_observations": retained,
-            }
-            for name, ready, retained in stores
-        ],
-        "correction": None,
-    }
-
-
-def _reason(retained: int, min_observations: int) -> str:
-    return "below_min_observations" if retained < min_observations else "no_usable_fit"
 
 
 def deployment_topology(config: dict[str, Any], *, corrected: bool) -> dict[str, Any]:

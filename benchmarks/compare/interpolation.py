@@ -1,0 +1,200 @@
+"""Whole-forward lookups beside the public peer wheel: answers, estimates from dicts and columns, construction.
+
+    python benchmarks/compare/interpolation.py [--write-evidence]
+
+needs an environment that holds fpmsdk and the peer (aisimulate); `make compare-interpolation` makes one. Exits 1 on a
+differing answer, a missing peer or a missed ratio.
+"""
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import Comparison, compare, largest_difference, report
+
+try:
+    from aisimulate_core.sdk import RustForwardPassPerfModel
+except ImportError as error:
+    sys.exit(f"FAILED: the peer is not installed ({error}); run `make compare-interpolation`")
+
+from fpmsdk import ForwardPassPerfModel, FpmBatch
+from fpmsdk.perfdb.forward_writer import publish_rows
+
+VERSION = "9.9.9-bench"
+NUM_PASSES = 4000
+CAPTURES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ORIGIN = {"system": "x100", "backend": "vllm", "backend_version": VERSION}
+MODES = {
+    "gemm_quant_mode": "bfloat16",
+    "moe_quant_mode": "bfloat16",
+    "fmha_quant_mode": "bfloat16",
+    "comm_quant_mode": "half",
+    "kv_cache_dtype": "bfloat16",
+}
+SIZES = {"tp": 1, "dp": 1, "moe_tp": 1, "moe_ep": 1}
+HARDWARE = """\
+data_dir: data/x100
+gpu: {mem_bw: 4.8e+12, mem_capacity: 151397597184, mem_bw_empirical_scaling_factor: 0.8,
+      mem_empirical_constant_latency: 3.0e-6, bfloat16_tc_flops: 9.89e+14, fp8_tc_flops: 1.978e+15,
+      int8_tc_flops: 1.978e+15, power: 700, sm_version: 90}
+node: {num_gpus_per_node: 8, inter_node_bw: 5.0e+10, intra_node_bw: 4.5e+11, p2p_latency: 1.0e-5}
+misc: {nccl_mem: {1: 0}, other_mem: 0, nccl_version: '2.26.2'}
+"""
+
+
+def table_rows(model: str) -> list[dict[str, Any]]:
+    """A table as it is measured: dense curves up to the captured sizes, doubling beyond them."""
+    fixed = {
+        **ORIGIN,
+        **MODES,
+        **SIZES,
+        "cell_id": "bench",
+        "model_path": model,
+        "weight_quantization": "bfloat16",
+        "pp": 1,
+        "cp": 1,
+        "moe_backend": "auto",
+        "attention_backend": "auto",
+        "enable_wideep": False,
+        "enable_eplb": False,
+        "partition_policy": "balanced_v1",
+    }
+
+    def row(kind: str, batch: int, tokens: int, kv: int, latency_ms: float) -> dict[str, Any]:
+        at = {"batch_size": batch, "total_prefill_tokens": tokens, "total_kv_read_tokens": kv}
+        return fixed | at | {"workload_kind": kind, "latency_ms": latency_ms}
+
+    lengths = sorted({*range(8, 513, 8), 513, *(2**i for i in range(10, 14))})
+    contexts = (0, 16, *(2**i for i in range(10, 16)))
+    rows = [
+        row("prefill", batch, tokens, kv, (2 + 0.004 * tokens + 0.0005 * kv) * (1 + 0.01 * batch))
+        for batch in (1, 2, 4, 8)
+        for kv in contexts
+        for tokens in lengths
+        if tokens >= batch
+    ]
+    for batch in sorted({size + extra for size in CAPTURES for extra in (0, 1)}):
+        kv = 2 * batch
+        while kv <= 2**20:
+            rows.append(row("decode", batch, 0, kv, 3 + 0.05 * batch + 0.0002 * kv))
+            kv *= 2
+    return rows
+
+
+def passes() -> list[dict[str, Any]]:
+    """Distinct passes inside the table: pure prefill, pure decode, mixed."""
+    source = random.Random(7)
+    found = []
+    for _ in range(NUM_PASSES):
+        kind = source.choice(("prefill", "decode", "mixed"))
+        scheduled: dict[str, int] = {}
+        if kind != "decode":
+            scheduled |= {
+                "num_prefill_requests": source.choice((1, 2, 4, 8)),
+                "sum_prefill_tokens": source.randint(16, 8000),
+                "sum_prefill_kv_tokens": source.randint(0, 30000),
+            }
+        if kind != "prefill":
+            batch = source.randint(1, 250)
+            scheduled |= {"num_decode_requests": batch, "sum_decode_kv_tokens": source.randint(1024, 500_000)}
+        found.append({"scheduled_requests": scheduled})
+    return found
+
+
+def configuration(folder: Path) -> dict[str, Any]:
+    """A direct model over a pair in `folder`."""
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"architectures": ["BenchForCausalLM"]}))
+    (folder / "systems").mkdir()
+    (folder / "systems" / "x100.yaml").write_text(HARDWARE)
+    pair = str(folder / "pair.parquet")
+    publish_rows(pair, table_rows(str(model)))
+    resources = {
+        "cache_layout": "linear",
+        "kv_bytes_per_token": 1024,
+        "max_num_tokens": 8192,
+        "max_batch_size": 256,
+        "provenance": "benchmark",
+    }
+    profile = {
+        "schema_version": 1,
+        "model": str(model),
+        "model_revision": "0" * 40,
+        "architecture": "BenchForCausalLM",
+        "context_length": 65536,
+        "num_experts": 0,
+        "provenance": "benchmark",
+        "deployments": [ORIGIN | MODES | SIZES | {"resources": resources}],
+    }
+    return {
+        **ORIGIN,
+        "model": str(model),
+        "worker_type": "aggregated",
+        "fpm_profile": profile,
+        "estimation_mode": "fpm_interpolation",
+        "systems_paths": [str(folder / "systems")],
+        "estimator_config": {"fpm_interpolation": {"method": "direct", "fpm_parquet_path": pair}},
+    }
+
+
+def answers(estimate: Callable[[Any], float | None], asked: list[dict[str, Any]]) -> list[float | None]:
+    """Latencies, None where an implementation refuses."""
+    found: list[float | None] = []
+    for item in asked:
+        try:
+            found.append(estimate(item))
+        except RuntimeError:
+            found.append(None)
+    return found
+
+
+def compare_speed(config: dict[str, Any], asked: list[dict[str, Any]]) -> list[Comparison]:
+    """Estimates of distinct passes that both answer, and construction."""
+    peer = RustForwardPassPerfModel.best_available(config).estimate_forward_pass_time_ms
+    ours = ForwardPassPerfModel.best_available(config)
+    estimate, batch = ours.estimate_forward_pass_time_ms, FpmBatch.from_dicts(asked)
+
+    def each(call: Callable[[Any], object]) -> Callable[[], None]:
+        def run() -> None:
+            for item in asked:
+                call(item)
+
+        return run
+
+    size = len(asked)
+    return [
+        compare("estimate, dict", each(peer), each(estimate), items=size, required=6.0),
+        compare("estimate, columns", each(peer), lambda: ours.estimate_many(batch), items=size, required=30.0),
+        compare(
+            "construction",
+            lambda: RustForwardPassPerfModel.best_available(config),
+            lambda: ForwardPassPerfModel.best_available(config),
+            items=1,
+            required=3.0,
+        ),
+    ]
+
+
+def main() -> int:
+    """Compare answers, then speed."""
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        config = configuration(Path(folder))
+        asked = passes()
+        peer = answers(RustForwardPassPerfModel.best_available(config).estimate_forward_pass_time_ms, asked)
+        ours = answers(ForwardPassPerfModel.best_available(config).estimate_forward_pass_time_ms, asked)
+        difference = largest_difference(peer, ours)
+        if difference != 0.0:
+            failures.append(f"answers differ by {difference:.3g}")
+        answered = [item for item, latency in zip(asked, peer, strict=True) if latency is not None]
+        facts = {"passes": len(asked), "answered": len(answered), "largest_difference": difference}
+        return report("interpolation", compare_speed(config, answered), facts, failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

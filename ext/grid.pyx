@@ -1,0 +1,474 @@
+# Grid resolver (op-level.md section 2.1): exact measurements verbatim, multilinear interpolation inside the measured
+# range, and beyond it the utilisation (speed of light / latency) of the nearest measurements held. Curves are grids of
+# one axis.
+
+from libc.math cimport INFINITY, NAN, isfinite, log2, sqrt
+from libc.stdint cimport int64_t
+
+cimport numpy as cnp
+
+import numpy as np
+
+cnp.import_array()
+
+
+cdef int64_t lower_bound(const double* keys, int64_t low, int64_t high, double key) noexcept nogil:
+    # First position in [low, high) whose key is not smaller.
+    cdef int64_t middle
+    while low < high:
+        middle = (low + high) >> 1
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef bint usable(double sol_ms) noexcept nogil:
+    return sol_ms > 0.0 and isfinite(sol_ms)
+
+
+cdef int resolve(
+    const Grid* grid, int axis, int64_t low, int64_t high, const double* query, sol_function sol, const void* params,
+    Measurement* answer,
+) noexcept nogil:
+    # Answer from the nodes [low, high) of level `axis`.
+    cdef const double* keys = grid.keys[axis]
+    cdef double key = query[axis]
+    cdef int64_t right
+    cdef int lower_status, upper_status
+    cdef Measurement lower, upper
+    cdef double weight, root
+    right = lower_bound(keys, low, high, key)
+    if right < high and keys[right] == key:
+        return descend(grid, axis, right, query, sol, params, answer)
+    if right == low or right == high:
+        return GRID_OUT_OF_RANGE
+    lower_status = descend(grid, axis, right - 1, query, sol, params, &lower)
+    upper_status = descend(grid, axis, right, query, sol, params, &upper)
+    if lower_status == GRID_HIT and upper_status == GRID_HIT:
+        weight = (key - keys[right - 1]) / (keys[right] - keys[right - 1])
+        if axis == grid.sqrt_axis:
+            root = sqrt(lower.latency_ms) + (sqrt(upper.latency_ms) - sqrt(lower.latency_ms)) * weight
+            answer.latency_ms = root * root
+        else:
+            answer.latency_ms = lower.latency_ms + (upper.latency_ms - lower.latency_ms) * weight
+        answer.power_w = lower.power_w + (upper.power_w - lower.power_w) * weight
+        return GRID_HIT
+    if lower_status == GRID_HIT:
+        return carry_over(&lower, keys[right - 1], axis, grid.num_axes, query, sol, params, answer)
+    if upper_status == GRID_HIT:
+        return carry_over(&upper, keys[right], axis, grid.num_axes, query, sol, params, answer)
+    if lower_status == GRID_OUT_OF_RANGE or upper_status == GRID_OUT_OF_RANGE:
+        return GRID_OUT_OF_RANGE
+    return GRID_MISS
+
+
+cdef int descend(
+    const Grid* grid, int axis, int64_t node, const double* query, sol_function sol, const void* params,
+    Measurement* answer,
+) noexcept nogil:
+    if axis == grid.num_axes - 1:
+        answer.latency_ms = grid.latency_ms[node]
+        answer.power_w = grid.power_w[node] if grid.power_w != NULL else 0.0
+        return GRID_HIT
+    return resolve(
+        grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], query, sol, params, answer
+    )
+
+
+cdef int carry_over(
+    const Measurement* survivor, double key, int axis, int num_axes, const double* query, sol_function sol,
+    const void* params, Measurement* answer,
+) noexcept nogil:
+    # Ragged table: only one side has measurements; scale them by what the roofline says of the difference.
+    cdef double moved[MAX_GRID_AXES]
+    cdef double here, there
+    cdef int i
+    for i in range(num_axes):
+        moved[i] = query[i]
+    moved[axis] = key
+    here = sol(params, query)
+    there = sol(params, moved)
+    answer[0] = survivor[0]
+    if usable(here) and usable(there):
+        answer.latency_ms = survivor.latency_ms * (here / there)
+    return GRID_HIT
+
+
+cdef double squared_gap(const double* logs, int64_t low, int64_t high, double here) noexcept nogil:
+    # Least squared distance from the query to the nodes [low, high) of a level.
+    if here < logs[low]:
+        return (logs[low] - here) * (logs[low] - here)
+    if here > logs[high - 1]:
+        return (here - logs[high - 1]) * (here - logs[high - 1])
+    return 0.0
+
+
+cdef void offer(Search* search, double squared_distance, int64_t leaf) noexcept nogil:
+    # Keep the nearest, in order of distance; the earlier measurement on ties.
+    cdef int i
+    if search.count == NUM_NEIGHBOURS + 1:
+        if not before(squared_distance, leaf, &search.nearest[NUM_NEIGHBOURS]):
+            return
+        search.count -= 1
+    i = search.count
+    while i > 0 and before(squared_distance, leaf, &search.nearest[i - 1]):
+        search.nearest[i] = search.nearest[i - 1]
+        i -= 1
+    search.nearest[i].squared_distance = squared_distance
+    search.nearest[i].leaf = leaf
+    search.count += 1
+    if search.count == NUM_NEIGHBOURS + 1:
+        search.reach = min(search.reach, search.nearest[NUM_NEIGHBOURS].squared_distance)
+
+
+cdef bint before(double squared_distance, int64_t leaf, const Neighbour* other) noexcept nogil:
+    if squared_distance != other.squared_distance:
+        return squared_distance < other.squared_distance
+    return leaf < other.leaf
+
+
+cdef void nodes_of(const Grid* grid, int64_t leaf, int64_t* nodes) noexcept nogil:
+    # The node of every level on the way down to a measurement.
+    cdef int axis
+    cdef int64_t low, high, middle
+    nodes[grid.num_axes - 1] = leaf
+    for axis in range(grid.num_axes - 2, -1, -1):
+        low, high = 0, grid.num_nodes[axis]
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if grid.first[axis][middle] <= nodes[axis + 1]:
+                low = middle
+            else:
+                high = middle
+        nodes[axis] = low
+
+
+cdef double sol_of(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+    cdef double coordinates[MAX_GRID_AXES]
+    cdef int64_t nodes[MAX_GRID_AXES]
+    cdef int axis
+    nodes_of(grid, leaf, nodes)
+    for axis in range(grid.num_axes):
+        coordinates[axis] = grid.keys[axis][nodes[axis]]
+    return sol(params, coordinates)
+
+
+cdef bint counts(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+    return grid.latency_ms[leaf] > 0.0 and sol_of(grid, leaf, sol, params) > 0.0
+
+
+cdef void search_row(
+    const Grid* grid, int64_t low, int64_t high, double squared_distance, double here, sol_function sol,
+    const void* params, Search* search,
+) noexcept nogil:
+    # The measurements of one row, outward from the query on either side until they are too far.
+    cdef const double* logs = grid.log2_keys[grid.num_axes - 1]
+    cdef int64_t right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
+    cdef int64_t node = right - 1
+    cdef double distance
+    while node >= low:
+        distance = squared_distance + (here - logs[node]) * (here - logs[node])
+        if distance > search.reach:
+            break
+        if not search.check_leaves or counts(grid, node, sol, params):
+            offer(search, distance, node)
+        node -= 1
+    while right < high:
+        distance = squared_distance + (logs[right] - here) * (logs[right] - here)
+        if distance > search.reach:
+            break
+        if not search.check_leaves or counts(grid, right, sol, params):
+            offer(search, distance, right)
+        right += 1
+
+
+cdef void search_level(
+    const Grid* grid, int axis, int64_t low, int64_t high, double squared_distance, const double* log2_query,
+    sol_function sol, const void* params, Search* search,
+) noexcept nogil:
+    # Visit the nodes of a level outward from the query and stop once they are too far: the same neighbours as a scan
+    # of all measurements, after a few dozen of them.
+    cdef const double* logs = grid.log2_keys[axis]
+    cdef double here = log2_query[axis]
+    cdef int64_t right, left, node, first, end
+    cdef double to_left, to_right, distance
+    if axis == grid.num_axes - 1:
+        search_row(grid, low, high, squared_distance, here, sol, params, search)
+        return
+    right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
+    left = right - 1
+    while left >= low or right < high:
+        to_left = here - logs[left] if left >= low else INFINITY
+        to_right = logs[right] - here if right < high else INFINITY
+        if to_left <= to_right:
+            node, distance = left, to_left
+            left -= 1
+        else:
+            node, distance = right, to_right
+            right += 1
+        distance = squared_distance + distance * distance
+        if distance > search.reach:
+            return
+        first, end = grid.first[axis][node], grid.first[axis][node + 1]
+        if distance + squared_gap(grid.log2_keys[axis + 1], first, end, log2_query[axis + 1]) <= search.reach:
+            search_level(grid, axis + 1, first, end, distance, log2_query, sol, params, search)
+
+
+cdef void find_nearest(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search
+) noexcept nogil:
+    cdef double log2_query[MAX_GRID_AXES]
+    cdef int64_t nodes[MAX_GRID_AXES]
+    cdef double distance, gap
+    cdef int i, axis
+    for i in range(grid.num_axes):
+        log2_query[i] = log2(max(query[i], 1e-12))
+    # The neighbours of the query before bound how far those of this one can be.
+    search.reach = INFINITY
+    if search.count == NUM_NEIGHBOURS + 1:
+        search.reach = 0.0
+        for i in range(search.count):
+            nodes_of(grid, search.nearest[i].leaf, nodes)
+            distance = 0.0
+            for axis in range(grid.num_axes):
+                gap = log2_query[axis] - grid.log2_keys[axis][nodes[axis]]
+                distance += gap * gap
+            search.reach = max(search.reach, distance)
+    search.count = 0
+    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, sol, params, search)
+
+
+cdef int hold(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
+) noexcept nogil:
+    # Beyond the measured range: the utilisation of the nearest measurements in joint log2 space.
+    cdef double weights[NUM_NEIGHBOURS]
+    cdef double here = sol(params, query), radius, distance, there, total = 0.0, utilisation = 0.0, power = 0.0
+    cdef int64_t leaf
+    cdef int i, used
+    if not usable(here):
+        return GRID_MISS
+    search.check_leaves = grid.has_zero
+    find_nearest(grid, query, sol, params, search)
+    for i in range(search.count):
+        # Rooflines are asked for only where they matter: nearly always all of them are positive.
+        if not search.check_leaves and not sol_of(grid, search.nearest[i].leaf, sol, params) > 0.0:
+            search.check_leaves = True
+            search.count = 0
+            find_nearest(grid, query, sol, params, search)
+            break
+    if search.count == 0:
+        return GRID_MISS
+    used = min(search.count, NUM_NEIGHBOURS)
+    radius = sqrt(search.nearest[used].squared_distance) if search.count > used else INFINITY
+    for i in range(used):
+        distance = sqrt(search.nearest[i].squared_distance)
+        if radius == INFINITY:
+            weights[i] = 1.0 / (distance * distance + 1e-12)
+        else:
+            weights[i] = max(radius - distance, 0.0) / (radius * distance + 1e-12)
+            weights[i] *= weights[i]
+        total += weights[i]
+    if total == 0.0:
+        for i in range(used):
+            weights[i] = 1.0
+        total = <double>used
+    for i in range(used):
+        leaf = search.nearest[i].leaf
+        there = sol_of(grid, leaf, sol, params)
+        utilisation += weights[i] * (there / grid.latency_ms[leaf])
+        if grid.power_w != NULL:
+            power += weights[i] * grid.power_w[leaf]
+    answer.latency_ms = here / (utilisation / total)
+    answer.power_w = power / total
+    return GRID_HIT
+
+
+cdef int hold_on_curve(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
+) noexcept nogil:
+    # One axis: the utilisation of the end point on the query's side.
+    cdef int64_t anchor = 0 if query[0] < grid.keys[0][0] else grid.num_nodes[0] - 1
+    cdef double here = sol(params, query), there = sol(params, &grid.keys[0][anchor])
+    if not usable(here) or not usable(there) or not grid.latency_ms[anchor] > 0.0:
+        return GRID_MISS
+    answer.latency_ms = here / (there / grid.latency_ms[anchor])
+    answer.power_w = grid.power_w[anchor] if grid.power_w != NULL else 0.0
+    return GRID_HIT
+
+
+cdef int grid_query(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
+) noexcept nogil:
+    cdef Search search
+    search.count = 0
+    return grid_query_near(grid, query, sol, params, &search, answer)
+
+
+cdef int grid_query_series(
+    const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
+    Measurement* answers,
+) noexcept nogil:
+    # Queries on a grid of three axes that differ on the last one alone: the way down to it is found once.
+    cdef double at[MAX_GRID_AXES]
+    cdef Search search
+    cdef Measurement lower, upper
+    cdef int64_t plane, right = 0
+    cdef double weight = 0.0
+    cdef bint exact = False, inside = False
+    cdef int i
+    at[0], at[1] = query[0], query[1]
+    search.count = 0
+    plane = lower_bound(grid.keys[0], 0, grid.num_nodes[0], at[0])
+    if grid.sqrt_axis < 0 and plane < grid.num_nodes[0] and grid.keys[0][plane] == at[0]:
+        right = lower_bound(grid.keys[1], grid.first[0][plane], grid.first[0][plane + 1], at[1])
+        exact = right < grid.first[0][plane + 1] and grid.keys[1][right] == at[1]
+        inside = exact or grid.first[0][plane] < right < grid.first[0][plane + 1]
+        if inside and not exact:
+            weight = (at[1] - grid.keys[1][right - 1]) / (grid.keys[1][right] - grid.keys[1][right - 1])
+    for i in range(count):
+        if inside and on_row(grid, right, last[i], &upper):
+            if exact:
+                answers[i] = upper
+                continue
+            if on_row(grid, right - 1, last[i], &lower):
+                answers[i].latency_ms = lower.latency_ms + (upper.latency_ms - lower.latency_ms) * weight
+                answers[i].power_w = lower.power_w + (upper.power_w - lower.power_w) * weight
+                continue
+        at[2] = last[i]
+        if grid_query_near(grid, at, sol, params, &search, &answers[i]) != GRID_HIT:
+            return GRID_MISS
+    return GRID_HIT
+
+
+cdef bint on_row(const Grid* grid, int64_t row, double key, Measurement* answer) noexcept nogil:
+    # Exact or interpolated between measurements of one row; false beyond them.
+    cdef const double* keys = grid.keys[2]
+    cdef int64_t low = grid.first[1][row], high = grid.first[1][row + 1]
+    cdef int64_t right = lower_bound(keys, low, high, key)
+    cdef double weight
+    answer.power_w = 0.0
+    if right < high and keys[right] == key:
+        answer.latency_ms = grid.latency_ms[right]
+        if grid.power_w != NULL:
+            answer.power_w = grid.power_w[right]
+        return True
+    if right == low or right == high:
+        return False
+    weight = (key - keys[right - 1]) / (keys[right] - keys[right - 1])
+    answer.latency_ms = grid.latency_ms[right - 1] + (grid.latency_ms[right] - grid.latency_ms[right - 1]) * weight
+    if grid.power_w != NULL:
+        answer.power_w = grid.power_w[right - 1] + (grid.power_w[right] - grid.power_w[right - 1]) * weight
+    return True
+
+
+cdef int grid_query_near(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
+) noexcept nogil:
+    cdef int status
+    if grid.num_nodes[0] == 0:
+        return GRID_MISS
+    status = resolve(grid, 0, 0, grid.num_nodes[0], query, sol, params, answer)
+    if status != GRID_OUT_OF_RANGE:
+        return status
+    if grid.num_axes == 1:
+        return hold_on_curve(grid, query, sol, params, answer)
+    return hold(grid, query, sol, params, search, answer)
+
+
+cdef class GridTable:
+    """Measurements over up to three integer axes.
+
+    Parameters
+    ----------
+    axes: arrays of coordinates per row, outer axis first, rows in lexicographic order without repeats.
+    latency_ms: latency of each row.
+    power_w: power of each row, or None.
+    sqrt_axis: axis along which the square root of latency is interpolated; -1 for none.
+    """
+
+    def __init__(self, tuple axes, latency_ms, power_w, int sqrt_axis):
+        cdef Grid* grid = &self.grid
+        cdef int axis
+        cdef cnp.ndarray keys, logs, first
+        if not 1 <= len(axes) <= MAX_GRID_AXES:
+            raise ValueError(f"a grid has one to {MAX_GRID_AXES} axes, found {len(axes)}")
+        rows = len(latency_ms)
+        kept = [np.ascontiguousarray(latency_ms, np.float64)]
+        grid.num_axes = len(axes)
+        grid.sqrt_axis = sqrt_axis
+        grid.latency_ms = <const double*>cnp.PyArray_DATA(kept[0])
+        grid.has_zero = not np.all(kept[0] > 0.0)
+        if power_w is not None:
+            kept.append(np.ascontiguousarray(power_w, np.float64))
+            grid.power_w = <const double*>cnp.PyArray_DATA(kept[1])
+        # A node begins where any coordinate up to its axis differs from the row before.
+        begins = np.zeros(rows, bool)
+        if rows:
+            begins[0] = True
+        starts = []
+        for axis in range(grid.num_axes):
+            column = np.asarray(axes[axis])
+            begins = begins.copy()
+            begins[1:] |= np.diff(column) != 0
+            starts.append(np.flatnonzero(begins))
+            keys = np.ascontiguousarray(column[starts[axis]], np.float64)
+            logs = np.log2(np.maximum(keys, 1e-12))
+            kept += [keys, logs]
+            grid.num_nodes[axis] = len(keys)
+            grid.keys[axis] = <const double*>cnp.PyArray_DATA(keys)
+            grid.log2_keys[axis] = <const double*>cnp.PyArray_DATA(logs)
+        for axis in range(grid.num_axes - 1):
+            first = np.append(np.searchsorted(starts[axis + 1], starts[axis]), len(starts[axis + 1])).astype(np.int64)
+            kept.append(first)
+            grid.first[axis] = <const int64_t*>cnp.PyArray_DATA(first)
+        self.memory = tuple(kept)
+
+    def query(self, coordinates, roofline_ms):
+        """What the table answers at coordinates: (latency in ms, power in W), None where nothing answers.
+
+        Parameters
+        ----------
+        coordinates: one number per axis.
+        roofline_ms: called with coordinates, returns their speed-of-light latency in ms.
+
+        Example
+        -------
+        >>> table = GridTable((np.array([1, 4]),), np.array([2.0, 8.0]), None, -1)
+        >>> table.query((2,), lambda tokens: 0.5 * tokens)
+        (4.0, 0.0)
+        """
+        cdef double[MAX_GRID_AXES] at
+        cdef Measurement answer
+        cdef PythonSol sol = PythonSol.__new__(PythonSol)
+        cdef int axis, status
+        if len(coordinates) != self.grid.num_axes:
+            raise ValueError(f"{self.grid.num_axes} coordinates are needed, found {len(coordinates)}")
+        for axis in range(self.grid.num_axes):
+            at[axis] = coordinates[axis]
+        sol.roofline_ms = roofline_ms
+        sol.num_axes = self.grid.num_axes
+        status = grid_query(&self.grid, at, python_sol_at, <void*>sol, &answer)
+        if sol.raised is not None:
+            raise sol.raised
+        return (answer.latency_ms, answer.power_w) if status == GRID_HIT else None
+
+
+cdef class PythonSol:
+    cdef object roofline_ms, raised
+    cdef int num_axes
+
+
+cdef double python_sol_at(const void* params, const double* coordinates) noexcept nogil:
+    with gil:
+        return call_python_sol(<PythonSol>params, coordinates)
+
+
+cdef double call_python_sol(PythonSol sol, const double* coordinates) noexcept:
+    try:
+        return sol.roofline_ms(*[coordinates[axis] for axis in range(sol.num_axes)])
+    except Exception as raised:
+        sol.raised = raised
+        return NAN

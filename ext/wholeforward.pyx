@@ -1,0 +1,903 @@
+# Answers from measured whole passes (fpm-interpolation.md sections 3 and 4): a site holds one measured curve; a query
+# is answered by a point, between two points of a curve, between curves, or carried over by the roofline.
+
+from libc.math cimport INFINITY, fabs, isfinite, log2, sqrt
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+cimport numpy as cnp
+
+from fpmsdk._ext.declarations cimport FpmRank
+from fpmsdk._ext.features cimport FAULT_NONE
+from fpmsdk._ext.grid cimport lower_bound
+from fpmsdk._ext.native cimport FAULT_NATIVE, NativeEngine
+from fpmsdk._ext.passroofline cimport PassRoofline, SolPoint
+
+import numpy as np
+
+cnp.import_array()
+
+RESOLUTIONS = (
+    "exact_lookup",
+    "within_curve_interpolation",
+    "cross_kv_interpolation",
+    "kv_first_interpolation",
+    "cross_batch_interpolation",
+    "sol_transfer",
+)
+STATUSES = (
+    "ok", "no_support", "outside_batch", "outside_tokens", "outside_kv", "no_bracket", "no_near_site",
+    "no_usable_site", "not_positive",
+)
+
+cdef double LOG_GATE = 2.0               # log2 units
+cdef double RAW_KV_GATE = 32.0           # KV tokens
+cdef double SMALLEST = 1e-12
+cdef int TAIL = 3                        # end points whose utilisation is held beyond a curve
+
+
+cdef class CurveSet:
+    """Curves in flat arrays: the fields of `fpmsdk.perfdb.Curves`, in their order.
+
+    `x_knees` and `second_knees` are (knees, whether they are per request) of the two coordinates.
+    """
+
+    def __init__(
+        self, batch, second, first, x, latency_ms, batches, batch_first, x_knees=((), False), second_knees=((), False)
+    ):
+        floats = [np.ascontiguousarray(array, np.float64) for array in (batch, second, x, latency_ms, batches)]
+        offsets = [np.ascontiguousarray(array, np.int64) for array in (first, batch_first)]
+        logs = [np.empty(len(floats[0])) for _ in range(2)]
+        knees = [np.array(at, np.float64) for at, _ in (x_knees, second_knees)]
+        self.memory = (*floats, *offsets, *logs, *knees)
+        self.arrays.x_knees = Knees(len(knees[0]), x_knees[1], <const double*>cnp.PyArray_DATA(knees[0]))
+        self.arrays.second_knees = Knees(len(knees[1]), second_knees[1], <const double*>cnp.PyArray_DATA(knees[1]))
+        self.arrays.num_sites = len(floats[0])
+        self.arrays.num_batches = len(floats[4])
+        self.arrays.batch = <const double*>cnp.PyArray_DATA(floats[0])
+        self.arrays.second = <const double*>cnp.PyArray_DATA(floats[1])
+        self.arrays.x = <const double*>cnp.PyArray_DATA(floats[2])
+        self.arrays.latency_ms = <const double*>cnp.PyArray_DATA(floats[3])
+        self.arrays.batches = <const double*>cnp.PyArray_DATA(floats[4])
+        self.arrays.first = <const int64_t*>cnp.PyArray_DATA(offsets[0])
+        self.arrays.batch_first = <const int64_t*>cnp.PyArray_DATA(offsets[1])
+        fill_logs(self.arrays.batch, <double*>cnp.PyArray_DATA(logs[0]), self.arrays.num_sites)
+        fill_logs(self.arrays.second, <double*>cnp.PyArray_DATA(logs[1]), self.arrays.num_sites)
+        self.arrays.log_batch = <const double*>cnp.PyArray_DATA(logs[0])
+        self.arrays.log_second = <const double*>cnp.PyArray_DATA(logs[1])
+
+
+cdef void fill_logs(const double* values, double* logs, int64_t size) noexcept nogil:
+    cdef int64_t i
+    for i in range(size):
+        logs[i] = safe_log2(values[i])
+
+
+cdef double safe_log2(double value) noexcept nogil:
+    return log2(max(value, SMALLEST))
+
+
+cdef int64_t batch_index(const CurveArrays* curves, double b) noexcept nogil:
+    # Place of a collected batch, -1 when it was not collected.
+    cdef int64_t at = lower_bound(curves.batches, 0, curves.num_batches, b)
+    return at if at < curves.num_batches and curves.batches[at] == b else -1
+
+
+cdef int64_t site_of(const CurveArrays* curves, double b, double second) noexcept nogil:
+    cdef int64_t at = batch_index(curves, b), site, end
+    if at < 0:
+        return -1
+    end = curves.batch_first[at + 1]
+    site = lower_bound(curves.second, curves.batch_first[at], end, second)
+    return site if site < end and curves.second[site] == second else -1
+
+
+cdef bint covers(const CurveArrays* curves, int64_t site, double x) noexcept nogil:
+    return curves.x[curves.first[site]] <= x <= curves.x[curves.first[site + 1] - 1]
+
+
+cdef bint locate(const CurveArrays* curves, int64_t site, double x, Piece* piece) noexcept nogil:
+    # The points of a curve around x; false beyond its ends.
+    cdef int64_t low = curves.first[site], high = curves.first[site + 1]
+    cdef int64_t right = lower_bound(curves.x, low, high, x)
+    piece.site = site
+    piece.weight = 1.0
+    piece.left = piece.right = right
+    if right < high and curves.x[right] == x:
+        piece.latency_ms = curves.latency_ms[right]
+        return True
+    if right == low or right == high:
+        return False
+    piece.left = right - 1
+    return True
+
+
+cdef bint is_knee_between(const Knees* knees, double batch, double low, double high) noexcept nogil:
+    cdef int64_t i
+    cdef double knee
+    for i in range(knees.size):
+        knee = knees.at[i] * batch if knees.per_request else knees.at[i]
+        if low <= knee < high:
+            return True
+    return False
+
+
+cdef bint measured_value(const CurveArrays* curves, int64_t site, double x, Piece* piece) noexcept nogil:
+    # Between two points, multiplied before it is divided.
+    cdef double a, c, lo, hi
+    if not locate(curves, site, x, piece):
+        return False
+    if piece.left != piece.right:
+        a, c = curves.x[piece.left], curves.x[piece.right]
+        if is_knee_between(&curves.x_knees, curves.batch[site], a, c):
+            return False
+        lo, hi = curves.latency_ms[piece.left], curves.latency_ms[piece.right]
+        piece.latency_ms = lo + ((hi - lo) * (x - a)) / (c - a)
+    return True
+
+
+cdef bint weighted_value(const CurveArrays* curves, int64_t site, double x, Piece* piece) noexcept nogil:
+    # The same with the weight computed first.
+    cdef double w, lo, hi
+    if not locate(curves, site, x, piece):
+        return False
+    if piece.left != piece.right:
+        w = (x - curves.x[piece.left]) / (curves.x[piece.right] - curves.x[piece.left])
+        lo, hi = curves.latency_ms[piece.left], curves.latency_ms[piece.right]
+        piece.latency_ms = lo + (hi - lo) * w
+    return True
+
+
+cdef void answer_one(Lookup* found, const Piece* piece) noexcept nogil:
+    found.num_pieces = 1
+    found.pieces[0] = piece[0]
+    found.pieces[0].weight = 1.0
+    found.latency_ms = piece.latency_ms
+    found.resolution = EXACT if piece.left == piece.right else WITHIN_CURVE
+
+
+cdef void answer_between(
+    Lookup* found, const Piece* low, const Piece* high, double weight, int resolution
+) noexcept nogil:
+    found.num_pieces = 2
+    found.pieces[0] = low[0]
+    found.pieces[1] = high[0]
+    found.pieces[0].weight = 1.0 - weight
+    found.pieces[1].weight = weight
+    found.latency_ms = low.latency_ms + (high.latency_ms - low.latency_ms) * weight
+    found.resolution = resolution
+
+
+cdef void floor_piece(const CurveArrays* curves, int64_t site, Piece* piece) noexcept nogil:
+    piece.site = site
+    piece.left = piece.right = curves.first[site]
+    piece.weight = 1.0
+    piece.latency_ms = curves.latency_ms[piece.left]
+
+
+cdef void start(Lookup* found, double x) noexcept nogil:
+    found.x = x
+    found.resolution = EXACT
+    found.over_kv = found.is_floor = False
+    found.num_pieces = 0
+    found.scale = 1.0
+
+
+cdef int checked(const Lookup* found) noexcept nogil:
+    return LOOKUP_OK if isfinite(found.latency_ms) and found.latency_ms > 0.0 else NOT_POSITIVE
+
+
+cdef class WholeForwardEngine(NativeEngine):
+    """Composes ranks from lookups in measured curves; how a lookup is answered is up to the subclass.
+
+    Parameters
+    ----------
+    prefill_curves, decode_curves: curves, which engines may share.
+    rungs: batches after which the engine's graph changes.
+    describe_miss: called with (phase, is_baseline, (batch, tokens or None, kv), status) and optionally with
+        (phase, coordinates) of further lookups without an answer, makes the exception of a lookup that has none.
+    coverage: `record(phase, is_baseline, coordinates, resolution or None, status)` is called for every lookup; or None.
+    """
+
+    def __init__(
+        self, CurveSet prefill_curves not None, CurveSet decode_curves not None, rungs, describe_miss, coverage=None
+    ):
+        cdef int64_t i
+        self.prefill_curves = prefill_curves
+        self.decode_curves = decode_curves
+        self.describe_miss = describe_miss
+        self.coverage = coverage
+        self.counts_queries = coverage is not None
+        self.num_rungs = len(rungs)
+        self.rungs = <double*>malloc((self.num_rungs + 1) * sizeof(double))
+        if self.rungs == NULL:
+            raise MemoryError
+        for i in range(self.num_rungs):
+            self.rungs[i] = rungs[i]
+
+    def __dealloc__(self):
+        free(self.rungs)
+
+    cdef int64_t rungs_below(self, double b) noexcept nogil:
+        return lower_bound(self.rungs, 0, self.num_rungs, b)
+
+    cdef int prefill(self, double b, double tokens, double kv, Lookup* found) noexcept nogil:
+        return NO_SUPPORT
+
+    cdef int decode(self, double b, double kv, Lookup* found) noexcept nogil:
+        return NO_SUPPORT
+
+    cdef int baseline(self, double b, double kv, const Lookup* decode, Lookup* found) noexcept nogil:
+        return NO_SUPPORT
+
+    cdef const CurveArrays* curves_of(self, bint is_decode, const Lookup* found) noexcept nogil:
+        return &self.decode_curves.arrays if is_decode else &self.prefill_curves.arrays
+
+    cdef int resolve(self, const FpmRank* rank, RankParts* parts) noexcept nogil:
+        # The lookups of a rank, in order; the first refusal ends them.
+        cdef double n = <double>rank.num_prefill_requests, d = <double>rank.num_decode_requests
+        cdef double kv = <double>rank.sum_decode_kv_tokens
+        cdef int status
+        parts.has_prefill = rank.sum_prefill_tokens > 0
+        parts.has_decode = rank.num_decode_requests > 0
+        parts.has_baseline = False
+        if parts.has_prefill:
+            status = self.prefill(
+                n, <double>rank.sum_prefill_tokens, <double>rank.sum_prefill_kv_tokens, &parts.prefill
+            )
+            if status != LOOKUP_OK:
+                parts.has_decode = False
+                return status
+        if parts.has_decode:
+            status = self.decode(d, kv, &parts.decode)
+            if status != LOOKUP_OK:
+                return status
+        if parts.has_prefill and parts.has_decode:
+            parts.has_baseline = True
+            return self.baseline(d, kv, &parts.decode, &parts.baseline)
+        return LOOKUP_OK
+
+    cdef int rank_ms(self, const FpmRank* rank, double* latency_ms) noexcept nogil:
+        cdef RankParts parts
+        if self.resolve(rank, &parts) != LOOKUP_OK:
+            return FAULT_NATIVE
+        latency_ms[0] = composed_ms(&parts)
+        return FAULT_NONE
+
+    cdef object explain(self, const FpmRank* rank):
+        cdef RankParts parts
+        cdef Lookup decode
+        status = self.resolve(rank, &parts)
+        further = ()
+        if parts.has_prefill and not parts.has_decode and rank.num_decode_requests > 0:
+            # A refused prefill ends the pass; whoever measures wants to know of its decode too.
+            if self.decode(rank.num_decode_requests, rank.sum_decode_kv_tokens, &decode) != LOOKUP_OK:
+                further = (("decode", (rank.num_decode_requests, None, rank.sum_decode_kv_tokens)),)
+        return self.describe_miss(*self.last_query(rank, &parts), STATUSES[status], further)
+
+    cdef object last_query(self, const FpmRank* rank, RankParts* parts):
+        # (phase, is_baseline, coordinates) of the lookup that ended a rank.
+        if parts.has_decode:
+            return "decode", parts.has_baseline, (rank.num_decode_requests, None, rank.sum_decode_kv_tokens)
+        return "prefill", False, (
+            rank.num_prefill_requests, rank.sum_prefill_tokens, rank.sum_prefill_kv_tokens,
+        )
+
+    cdef void count_queries(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil:
+        with gil:
+            self.record(ranks, num_ranks)
+
+    cdef record(self, const FpmRank* ranks, Py_ssize_t num_ranks):
+        cdef RankParts parts
+        cdef Py_ssize_t r
+        cdef int status
+        for r in range(num_ranks):
+            status = self.resolve(&ranks[r], &parts)
+            lookups = self.lookups(&ranks[r], &parts)
+            for i, (phase, is_baseline, coordinates, resolution) in enumerate(lookups):
+                refused = status != LOOKUP_OK and i == len(lookups) - 1
+                self.coverage.record(
+                    phase, is_baseline, coordinates, None if refused else resolution,
+                    STATUSES[status] if refused else "ok",
+                )
+            if status != LOOKUP_OK:
+                return
+
+    cdef list lookups(self, const FpmRank* rank, RankParts* parts):
+        # (phase, is_baseline, coordinates, resolution) of every lookup that was tried.
+        tried = []
+        if parts.has_prefill:
+            coordinates = (rank.num_prefill_requests, rank.sum_prefill_tokens, rank.sum_prefill_kv_tokens)
+            tried.append(("prefill", False, coordinates, resolution_name(&parts.prefill)))
+        coordinates = (rank.num_decode_requests, None, rank.sum_decode_kv_tokens)
+        if parts.has_decode:
+            tried.append(("decode", False, coordinates, resolution_name(&parts.decode)))
+        if parts.has_baseline:
+            tried.append(("decode", True, coordinates, resolution_name(&parts.baseline)))
+        return tried
+
+    def evidence_of(self, num_prefill, prefill_tokens, prefill_kv, num_decode, decode_kv):
+        """Parts of one rank: `(prefill, decode, baseline)`, each None or (latency ms, resolution, support rows).
+
+        A support row is ((batch, prefill tokens or None, KV tokens), latency ms, weight).
+        """
+        cdef FpmRank rank
+        memset(&rank, 0, sizeof(FpmRank))
+        rank.num_prefill_requests, rank.sum_prefill_tokens = num_prefill, prefill_tokens
+        rank.sum_prefill_kv_tokens = prefill_kv
+        rank.num_decode_requests, rank.sum_decode_kv_tokens = num_decode, decode_kv
+        return self.parts_of(&rank)
+
+    cdef tuple parts_of(self, const FpmRank* rank):
+        cdef RankParts parts
+        status = self.resolve(rank, &parts)
+        if status != LOOKUP_OK:
+            raise self.describe_miss(*self.last_query(rank, &parts), STATUSES[status])
+        return (
+            self.told(False, &parts.prefill) if parts.has_prefill else None,
+            self.told(True, &parts.decode) if parts.has_decode else None,
+            self.told(True, &parts.baseline) if parts.has_baseline else None,
+        )
+
+    cdef object told(self, bint is_decode, const Lookup* found):
+        cdef const CurveArrays* curves = self.curves_of(is_decode, found)
+        support = []
+        for i in range(found.num_pieces):
+            support.extend(piece_support(curves, is_decode, found, &found.pieces[i]))
+        return found.latency_ms, resolution_name(found), support
+
+    cdef object evidence(self, const FpmRank* ranks, Py_ssize_t num_ranks):
+        # The parts of every rank, with its totals.
+        cdef Py_ssize_t r
+        told = []
+        for r in range(num_ranks):
+            totals = (
+                ranks[r].num_prefill_requests, ranks[r].sum_prefill_tokens, ranks[r].sum_prefill_kv_tokens,
+                ranks[r].num_decode_requests, ranks[r].sum_decode_kv_tokens,
+            )
+            told.append((totals, self.parts_of(&ranks[r])))
+        return told
+
+    def prefill_query(self, double batch, double tokens, double kv):
+        """(status, latency ms, resolution, support) of one prefill lookup."""
+        cdef Lookup found
+        status = self.prefill(batch, tokens, kv, &found)
+        if status != LOOKUP_OK:
+            return STATUSES[status], None, None, []
+        return ("ok", *self.told(False, &found))
+
+    def decode_query(self, double batch, double kv):
+        """(status, latency ms, resolution, support) of one decode lookup."""
+        cdef Lookup found
+        status = self.decode(batch, kv, &found)
+        if status != LOOKUP_OK:
+            return STATUSES[status], None, None, []
+        return ("ok", *self.told(True, &found))
+
+    def baseline_query(self, double batch, double kv):
+        """(status, latency ms, resolution, support) of the baseline of one decode lookup."""
+        cdef Lookup found, floors
+        status = self.decode(batch, kv, &found)
+        if status == LOOKUP_OK:
+            status = self.baseline(batch, kv, &found, &floors)
+        if status != LOOKUP_OK:
+            return STATUSES[status], None, None, []
+        return ("ok", *self.told(True, &floors))
+
+    def prefill_latency(self, batch, tokens, kv):
+        """Latency in ms of one prefill pass, by totals."""
+        return self.single("prefill", batch, tokens, kv)
+
+    def decode_latency(self, batch, kv):
+        """Latency in ms of one decode pass, by the total of KV tokens."""
+        return self.single("decode", batch, None, kv)
+
+    cdef object single(self, phase, batch, tokens, kv):
+        cdef Lookup found
+        if phase == "prefill":
+            status = self.prefill(batch, tokens, kv, &found)
+        else:
+            status = self.decode(batch, kv, &found)
+        if self.coverage is not None:
+            resolution = None if status != LOOKUP_OK else resolution_name(&found)
+            self.coverage.record(phase, False, (batch, tokens, kv), resolution, STATUSES[status])
+        if status != LOOKUP_OK:
+            raise self.describe_miss(phase, False, (batch, tokens, kv), STATUSES[status])
+        return found.latency_ms
+
+
+cdef object resolution_name(const Lookup* found):
+    return RESOLUTIONS[found.resolution]
+
+
+cdef list piece_support(const CurveArrays* curves, bint is_decode, const Lookup* found, const Piece* piece):
+    # The points of a piece with their part of the answer.
+    cdef double b = curves.batch[piece.site], second = curves.second[piece.site]
+    cdef double a, c, x
+    if piece.left < 0:
+        rows = []  # held beyond the curve: no point stands for it
+    elif piece.left == piece.right:
+        rows = [(piece.left, piece.weight)]
+    else:
+        a, c = curves.x[piece.left], curves.x[piece.right]
+        x = (found.x - a) / (c - a)
+        rows = [(piece.left, piece.weight * (1.0 - x)), (piece.right, piece.weight * x)]
+    support = []
+    for point, weight in rows:
+        x = curves.x[point]
+        if is_decode:
+            coordinates = (b, None, x)
+        elif found.over_kv:
+            coordinates = (b, second, x)
+        else:
+            coordinates = (b, x, second)
+        support.append((coordinates, curves.latency_ms[point], weight))
+    return support
+
+
+cdef double composed_ms(const RankParts* parts) noexcept nogil:
+    # A mixed pass costs its prefill and what its decode adds to the smallest pass of that batch.
+    if not parts.has_prefill:
+        return parts.decode.latency_ms if parts.has_decode else 0.0
+    if not parts.has_decode:
+        return parts.prefill.latency_ms
+    return parts.prefill.latency_ms + max(parts.decode.latency_ms - parts.baseline.latency_ms, 0.0)
+
+
+cdef class DirectEngine(WholeForwardEngine):
+    """Strict: answers only from measured support on both sides of a query, without a roofline (section 4).
+
+    Parameters as `WholeForwardEngine`; `prefill_over_kv` holds the prefill points as curves over KV tokens. Only genuine
+    points are given.
+    """
+
+    def __init__(
+        self, prefill_curves, CurveSet prefill_over_kv not None, decode_curves, rungs, describe_miss, coverage=None
+    ):
+        super().__init__(prefill_curves, decode_curves, rungs, describe_miss, coverage)
+        self.prefill_over_kv = prefill_over_kv
+
+    cdef const CurveArrays* curves_of(self, bint is_decode, const Lookup* found) noexcept nogil:
+        if is_decode:
+            return &self.decode_curves.arrays
+        return &self.prefill_over_kv.arrays if found.over_kv else &self.prefill_curves.arrays
+
+    cdef int prefill(self, double b, double tokens, double kv, Lookup* found) noexcept nogil:
+        cdef const CurveArrays* curves = &self.prefill_curves.arrays
+        cdef int64_t at = batch_index(curves, b), begin, end, site
+        cdef Piece low, high
+        cdef bint has_low, has_high
+        start(found, tokens)
+        if at < 0:
+            return NO_SUPPORT
+        begin, end = curves.batch_first[at], curves.batch_first[at + 1]
+        site = lower_bound(curves.second, begin, end, kv)
+        if site < end and curves.second[site] == kv and measured_value(curves, site, tokens, &low):
+            answer_one(found, &low)
+            return checked(found)
+        has_low = nearest_below(curves, begin, site, kv, tokens, True, &low)
+        has_high = nearest_above(curves, site, end, kv, tokens, True, &high)
+        if not (has_low and has_high):
+            has_low = nearest_below(curves, begin, site, kv, tokens, False, &low)
+            has_high = nearest_above(curves, site, end, kv, tokens, False, &high)
+        if not (has_low and has_high) or is_knee_between(
+            &curves.second_knees, b, curves.second[low.site], curves.second[high.site]
+        ):
+            return kv_first(&self.prefill_over_kv.arrays, at, tokens, kv, found)
+        answer_between(
+            found, &low, &high,
+            (kv - curves.second[low.site]) / (curves.second[high.site] - curves.second[low.site]), CROSS_KV,
+        )
+        return checked(found)
+
+    cdef int decode(self, double b, double kv, Lookup* found) noexcept nogil:
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        cdef int64_t row = batch_index(curves, b), other, regime = self.rungs_below(b)
+        cdef double distance, log_b = safe_log2(b)
+        cdef double[MAX_PIECES] distances
+        cdef Piece piece
+        cdef Piece* low = NULL
+        cdef Piece* high = NULL
+        cdef int i
+        start(found, kv)
+        if row >= 0 and measured_value(curves, row, kv, &piece):
+            answer_one(found, &piece)
+            return checked(found)
+        # The nearest rows that share a captured graph with the batch; one site holds one decode row.
+        for other in range(curves.num_sites):
+            distance = fabs(curves.log_batch[other] - log_b)
+            if other == row or distance > LOG_GATE or self.rungs_below(curves.batch[other]) != regime:
+                continue
+            if measured_value(curves, other, kv, &piece):
+                keep_nearest(found, distances, distance, &piece)
+        for i in range(found.num_pieces):
+            if curves.batch[found.pieces[i].site] < b:
+                if low == NULL or found.pieces[i].site > low.site:
+                    low = &found.pieces[i]
+            elif high == NULL or found.pieces[i].site < high.site:
+                high = &found.pieces[i]
+        if low == NULL or high == NULL:
+            return NO_SUPPORT
+        self.between_rows(b, low[0], high[0], found)
+        return checked(found)
+
+    cdef void between_rows(self, double b, Piece low, Piece high, Lookup* found) noexcept nogil:
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        answer_between(
+            found, &low, &high,
+            (b - curves.batch[low.site]) / (curves.batch[high.site] - curves.batch[low.site]), CROSS_BATCH,
+        )
+
+    cdef int baseline(self, double b, double kv, const Lookup* decode, Lookup* found) noexcept nogil:
+        # The floors of the rows that answered the decode lookup, blended alike.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        cdef Piece low, high
+        start(found, kv)
+        found.is_floor = True
+        floor_piece(curves, decode.pieces[0].site, &low)
+        if decode.num_pieces == 1:
+            answer_one(found, &low)
+        else:
+            floor_piece(curves, decode.pieces[1].site, &high)
+            self.between_rows(b, low, high, found)
+        return checked(found)
+
+
+cdef bint is_admitted(const CurveArrays* curves, int64_t site, double second) noexcept nogil:
+    return (
+        fabs(curves.log_second[site] - safe_log2(second)) <= LOG_GATE
+        or fabs(curves.second[site] - second) <= RAW_KV_GATE
+    )
+
+
+cdef bint nearest_below(
+    const CurveArrays* curves, int64_t begin, int64_t end, double second, double x, bint guarded, Piece* piece
+) noexcept nogil:
+    # The last site before `end` that covers x.
+    cdef int64_t site = end - 1
+    while site >= begin:
+        if (not guarded or is_admitted(curves, site, second)) and measured_value(curves, site, x, piece):
+            return True
+        site -= 1
+    return False
+
+
+cdef bint nearest_above(
+    const CurveArrays* curves, int64_t begin, int64_t end, double second, double x, bint guarded, Piece* piece
+) noexcept nogil:
+    # The first site from `begin` on, beyond the query itself, that covers x.
+    cdef int64_t site
+    for site in range(begin, end):
+        if curves.second[site] == second:
+            continue
+        if (not guarded or is_admitted(curves, site, second)) and measured_value(curves, site, x, piece):
+            return True
+    return False
+
+
+cdef int kv_first(const CurveArrays* curves, int64_t at, double tokens, double kv, Lookup* found) noexcept nogil:
+    # Between numbers of prefill tokens, each measured on both sides of the KV tokens.
+    cdef int64_t begin = curves.batch_first[at], end = curves.batch_first[at + 1]
+    cdef int64_t middle = lower_bound(curves.second, begin, end, tokens)
+    cdef Piece low, high
+    cdef double a, c
+    if not nearest_below(curves, begin, middle, tokens, kv, False, &low):
+        return NO_SUPPORT
+    if not nearest_above(curves, middle, end, tokens, kv, False, &high):
+        return NO_SUPPORT
+    a, c = curves.second[low.site], curves.second[high.site]
+    if is_knee_between(&curves.second_knees, curves.batch[low.site], a, c):
+        return NO_SUPPORT
+    answer_between(found, &low, &high, (tokens - a) / (c - a), KV_FIRST)
+    found.latency_ms = low.latency_ms + ((high.latency_ms - low.latency_ms) * (tokens - a)) / (c - a)
+    found.over_kv = True
+    found.x = kv
+    return checked(found)
+
+
+cdef void keep_nearest(Lookup* found, double* distances, double distance, const Piece* piece) noexcept nogil:
+    # Insert into the pieces in order of (distance, arrival), of which the first MAX_PIECES stay.
+    cdef int place = found.num_pieces, i
+    while place > 0 and distances[place - 1] > distance:
+        place -= 1
+    if place == MAX_PIECES:
+        return
+    if found.num_pieces < MAX_PIECES:
+        found.num_pieces += 1
+    i = found.num_pieces - 1
+    while i > place:
+        found.pieces[i] = found.pieces[i - 1]
+        distances[i] = distances[i - 1]
+        i -= 1
+    found.pieces[place] = piece[0]
+    distances[place] = distance
+
+
+cdef enum Gate:
+    ANY_COVERAGE = 1         # also sites whose curve does not reach the query
+    FRONTIER_BATCH = 2       # beyond the largest batch: only the distance on the other axis counts
+    FRONTIER_SECOND = 4
+
+
+cdef struct Span:
+    bint any
+    double low[2]
+    double high[2]
+
+
+cdef class SolAssistedEngine(WholeForwardEngine):
+    """Carries measured curves to other coordinates by the roofline of the whole model (section 3).
+
+    Parameters as `WholeForwardEngine`; `batch_limit` is the largest collected prefill batch when latency hardly depends
+    on the batch, else None; `prefill_sol` and `decode_sol` are rooflines of the two phases.
+    """
+
+    def __init__(
+        self, prefill_curves, decode_curves, rungs, batch_limit, PassRoofline prefill_sol not None,
+        PassRoofline decode_sol not None, describe_miss, coverage=None,
+    ):
+        super().__init__(prefill_curves, decode_curves, rungs, describe_miss, coverage)
+        self.batch_limit = 0.0 if batch_limit is None else batch_limit
+        self.prefill_sol = prefill_sol
+        self.decode_sol = decode_sol
+        prefill = self.prefill_curves.memory
+        decode = self.decode_curves.memory
+        for i, axis in enumerate((prefill[0], prefill[2], prefill[1])):
+            self.prefill_low[i], self.prefill_high[i] = extent(axis)
+        for i, axis in enumerate((decode[0], decode[2])):
+            self.decode_low[i], self.decode_high[i] = extent(axis)
+
+    cdef double sol_ms(self, bint is_decode, double b, double kv, double x) noexcept nogil:
+        # Section 3.6: mean lengths per request.
+        cdef SolPoint point
+        point.batch = b
+        if is_decode:
+            point.seq_len = max(x / b, 1.0)
+            point.prefix = 0.0
+            point.tokens = b
+            return self.decode_sol.latency_ms(&point)
+        point.seq_len = max(x / b, 1.0)
+        point.prefix = kv / b
+        point.tokens = x
+        return self.prefill_sol.latency_ms(&point)
+
+    cdef int prefill(self, double b, double tokens, double kv, Lookup* found) noexcept nogil:
+        cdef double here, there, scale = 1.0
+        cdef int status
+        if self.batch_limit > 0.0 and b > self.batch_limit:
+            if kv < 2.0 * tokens:
+                b = self.batch_limit
+            else:
+                here, there = self.sol_ms(False, b, kv, tokens), self.sol_ms(False, self.batch_limit, kv, tokens)
+                if isfinite(here) and here > 0.0 and isfinite(there) and there > 0.0:
+                    b = self.batch_limit
+                    scale = min(here / there, 1.0)
+        start(found, tokens)
+        if not self.prefill_low[0] <= b <= self.prefill_high[0]:
+            return OUTSIDE_BATCH
+        if not self.prefill_low[1] <= tokens <= self.prefill_high[1]:
+            return OUTSIDE_TOKENS
+        if not self.prefill_low[2] <= kv <= self.prefill_high[2]:
+            return OUTSIDE_KV
+        status = self.scattered(False, b, kv, tokens, found)
+        if status != LOOKUP_OK:
+            return status
+        found.scale = scale
+        found.latency_ms *= scale
+        return checked(found)
+
+    cdef int decode(self, double b, double kv, Lookup* found) noexcept nogil:
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        cdef Piece low, high
+        cdef int64_t low_row, high_row
+        cdef bint low_covers, high_covers
+        start(found, kv)
+        if not self.decode_low[0] <= b <= self.decode_high[0]:
+            return OUTSIDE_BATCH
+        if not self.decode_low[1] <= kv <= self.decode_high[1]:
+            return OUTSIDE_KV
+        if not self.bracket(b, &low_row, &high_row):
+            return self.scattered(True, b, 0.0, kv, found)
+        low_covers = weighted_value(curves, low_row, kv, &low)
+        high_covers = weighted_value(curves, high_row, kv, &high)
+        if not (low_covers or high_covers):
+            return NO_BRACKET
+        self.blend(b, low_covers, &low, high_covers, &high, found)
+        return checked(found)
+
+    cdef void blend(
+        self, double b, bint low_covers, const Piece* low, bint high_covers, const Piece* high, Lookup* found
+    ) noexcept nogil:
+        # Between two rows of one captured graph; a row that does not reach the query says nothing.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        if not high_covers or low.site == high.site:
+            answer_one(found, low)
+        elif not low_covers:
+            answer_one(found, high)
+        else:
+            answer_between(
+                found, low, high,
+                (b - curves.batch[low.site]) / (curves.batch[high.site] - curves.batch[low.site]), CROSS_BATCH,
+            )
+        found.resolution = CROSS_BATCH
+
+    cdef bint bracket(self, double b, int64_t* low, int64_t* high) noexcept nogil:
+        # Rows of the captured graph that a batch off the lattice is padded to.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        cdef int64_t below = self.rungs_below(b)
+        if below == 0 or batch_index(curves, b) >= 0:
+            return False
+        low[0] = batch_index(curves, self.rungs[below - 1] + 1.0)
+        high[0] = curves.num_sites - 1
+        if below < self.num_rungs:
+            high[0] = batch_index(curves, self.rungs[below])
+        return True
+
+    cdef int baseline(self, double b, double kv, const Lookup* decode, Lookup* found) noexcept nogil:
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        cdef Piece low, high
+        cdef int64_t low_row, high_row, row = batch_index(curves, b)
+        cdef bint low_covers, high_covers
+        start(found, kv)
+        found.is_floor = True
+        if row >= 0:
+            floor_piece(curves, row, &low)
+            answer_one(found, &low)
+            return checked(found)
+        if not self.bracket(b, &low_row, &high_row):
+            # A table without captured graphs: the smallest pass of this batch.
+            return self.decode(b, max(b, self.decode_low[1]), found)
+        floor_piece(curves, low_row, &low)
+        floor_piece(curves, high_row, &high)
+        low_covers, high_covers = covers(curves, low_row, kv), covers(curves, high_row, kv)
+        if not (low_covers or high_covers):
+            low_covers = high_covers = True
+        self.blend(b, low_covers, &low, high_covers, &high, found)
+        return checked(found)
+
+    cdef int scattered(self, bint is_decode, double b, double kv, double x, Lookup* found) noexcept nogil:
+        # Section 3.5: an own curve that covers the query, else utilisation of the nearest sites.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays if is_decode else &self.prefill_curves.arrays
+        cdef int64_t own = site_of(curves, b, kv)
+        cdef double[MAX_PIECES] distances
+        cdef double utilisation = 0.0, total = 0.0, here, weight
+        cdef Piece piece
+        cdef int i, kept
+        if own >= 0 and weighted_value(curves, own, x, &piece):
+            answer_one(found, &piece)
+            return checked(found)
+        nearest_sites(curves, own, is_decode, b, kv, x, found, distances)
+        if found.num_pieces == 0:
+            return NO_NEAR_SITE
+        kept = found.num_pieces
+        found.num_pieces = 0
+        for i in range(kept):
+            piece = found.pieces[i]
+            if not self.curve_at(is_decode, piece.site, x, &piece):
+                continue
+            here = self.sol_ms(is_decode, curves.batch[piece.site], curves.second[piece.site], x)
+            if not (isfinite(piece.latency_ms) and piece.latency_ms > 0.0 and isfinite(here) and here > 0.0):
+                continue
+            weight = 1.0 / (distances[i] * distances[i] + 1e-12)
+            utilisation += weight * (here / piece.latency_ms)
+            total += weight
+            piece.weight = weight
+            found.pieces[found.num_pieces] = piece
+            found.num_pieces += 1
+        here = self.sol_ms(is_decode, b, kv, x)
+        if not total > 0.0 or not (isfinite(here) and here > 0.0):
+            return NO_USABLE_SITE
+        for i in range(found.num_pieces):
+            found.pieces[i].weight /= total
+        found.latency_ms = here / (utilisation / total)
+        found.resolution = TRANSFERRED
+        return checked(found)
+
+    cdef int curve_at(self, bint is_decode, int64_t site, double x, Piece* piece) noexcept nogil:
+        # A curve at any x: beyond its ends the median utilisation of the last few points is held.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays if is_decode else &self.prefill_curves.arrays
+        cdef int64_t low = curves.first[site], high = curves.first[site + 1], point, size = min(high - low, TAIL)
+        cdef double[3] utilisation
+        cdef double sol
+        cdef int count = 0, i
+        if weighted_value(curves, site, x, piece):
+            return True
+        for i in range(size):
+            point = low + i if x < curves.x[low] else high - size + i
+            sol = self.sol_ms(is_decode, curves.batch[site], curves.second[site], curves.x[point])
+            if sol > 0.0 and curves.latency_ms[point] > 0.0:
+                utilisation[count] = sol / curves.latency_ms[point]
+                count += 1
+        if count == 0:
+            return False
+        piece.site = site
+        piece.left = piece.right = -1
+        sol = self.sol_ms(is_decode, curves.batch[site], curves.second[site], x)
+        piece.latency_ms = sol / median_of_few(utilisation, count)
+        return True
+
+
+cdef double median_of_few(double* values, int count) noexcept nogil:
+    if count == 1:
+        return values[0]
+    if count == 2:
+        return (values[0] + values[1]) / 2.0
+    return max(min(values[0], values[1]), min(max(values[0], values[1]), values[2]))
+
+
+cdef object extent(values):
+    # An axis without points contains nothing.
+    return (values.min(), values.max()) if len(values) else (INFINITY, -INFINITY)
+
+
+cdef void nearest_sites(
+    const CurveArrays* curves, int64_t own, bint is_decode, double b, double second, double x, Lookup* found,
+    double* distances,
+) noexcept nogil:
+    # The nearest sites in (log2 batch, log2 KV); none when all are too far.
+    cdef Span span
+    cdef int gate = 0
+    span_of(curves, own, x, gate, &span)
+    if not span.any:
+        gate = ANY_COVERAGE
+        span_of(curves, own, x, gate, &span)
+    choose_sites(curves, own, is_decode, b, second, x, gate, found, distances)
+    if found.num_pieces > 0 or not span.any:
+        return
+    # Frontier: beyond all sites on exactly one axis, the sites level with the query on the other one.
+    if b < span.low[0] or (not is_decode and second < span.low[1]):
+        return
+    if b > span.high[0]:
+        gate |= FRONTIER_BATCH
+    if not is_decode and second > span.high[1]:
+        gate |= FRONTIER_SECOND
+    if ((gate & FRONTIER_BATCH) != 0) != ((gate & FRONTIER_SECOND) != 0):
+        choose_sites(curves, own, is_decode, b, second, x, gate, found, distances)
+
+
+cdef bint is_candidate(const CurveArrays* curves, int64_t site, int64_t own, double x, int gate) noexcept nogil:
+    return site != own and (gate & ANY_COVERAGE or covers(curves, site, x))
+
+
+cdef void span_of(const CurveArrays* curves, int64_t own, double x, int gate, Span* span) noexcept nogil:
+    cdef int64_t site
+    span.any = False
+    for site in range(curves.num_sites):
+        if not is_candidate(curves, site, own, x, gate):
+            continue
+        if not span.any:
+            span.low[0] = span.high[0] = curves.batch[site]
+            span.low[1] = span.high[1] = curves.second[site]
+        span.any = True
+        span.low[0] = min(span.low[0], curves.batch[site])
+        span.high[0] = max(span.high[0], curves.batch[site])
+        span.low[1] = min(span.low[1], curves.second[site])
+        span.high[1] = max(span.high[1], curves.second[site])
+
+
+cdef void choose_sites(
+    const CurveArrays* curves, int64_t own, bint is_decode, double b, double second, double x, int gate, Lookup* found,
+    double* distances,
+) noexcept nogil:
+    cdef double log_b = safe_log2(b), log_second = safe_log2(second), along, across, distance
+    cdef Piece piece
+    cdef int64_t site
+    cdef bint near
+    for site in range(curves.num_sites):
+        if not is_candidate(curves, site, own, x, gate):
+            continue
+        along = curves.log_batch[site] - log_b
+        across = 0.0 if is_decode else curves.log_second[site] - log_second
+        distance = sqrt(along * along + across * across)
+        if gate & FRONTIER_BATCH:
+            near = fabs(across) <= LOG_GATE
+        elif gate & FRONTIER_SECOND:
+            near = fabs(along) <= LOG_GATE
+        else:
+            near = distance <= LOG_GATE or (
+                not is_decode and fabs(curves.second[site] - second) <= RAW_KV_GATE and fabs(along) <= LOG_GATE
+            )
+        if near:
+            piece.site = site
+            keep_nearest(found, distances, distance, &piece)

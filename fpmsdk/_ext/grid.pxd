@@ -1,0 +1,58 @@
+"""Measured latencies over a ragged grid of up to three axes, and the one rule that answers between and beyond them."""
+
+from libc.stdint cimport int64_t
+
+cdef enum:
+    MAX_GRID_AXES = 3
+    NUM_NEIGHBOURS = 4
+
+cdef enum GridStatus:
+    GRID_HIT = 0
+    GRID_MISS              # no measurement to answer from
+    GRID_OUT_OF_RANGE      # inside the resolver only
+
+# Speed-of-light latency in ms of the operator `params` at table coordinates.
+ctypedef double (*sol_function)(const void* params, const double* coordinates) noexcept nogil
+
+cdef struct Measurement:
+    double latency_ms
+    double power_w
+
+cdef struct Grid:
+    # Rows in lexicographic order as a tree: node i of a level spans children [first[i], first[i + 1]) of the next.
+    int num_axes
+    int sqrt_axis                                # axis along which latency is interpolated in its root; -1: none
+    int64_t num_nodes[MAX_GRID_AXES]
+    const double* keys[MAX_GRID_AXES]
+    const double* log2_keys[MAX_GRID_AXES]
+    const int64_t* first[MAX_GRID_AXES - 1]
+    const double* latency_ms                     # one per node of the last level
+    const double* power_w                        # or NULL
+    bint has_zero                                # some latency is 0: no neighbour of any query
+
+
+cdef struct Neighbour:
+    double squared_distance
+    int64_t leaf                                 # position of the measurement
+
+cdef struct Search:
+    # The nearest measurements so far, ascending in distance; one more than are averaged, for the support radius.
+    int count
+    Neighbour nearest[NUM_NEIGHBOURS + 1]
+    double reach                                 # squared distance beyond which nothing can matter
+    bint check_leaves                            # leave out measurements without latency or roofline
+
+
+cdef class GridTable:
+    cdef Grid grid
+    cdef tuple memory
+
+cdef int grid_query(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
+) noexcept nogil
+# The same for queries that differ on the last of three axes alone.
+cdef int grid_query_series(
+    const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
+    Measurement* answers,
+) noexcept nogil
+cdef int64_t lower_bound(const double* keys, int64_t low, int64_t high, double key) noexcept nogil

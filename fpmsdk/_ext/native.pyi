@@ -1,0 +1,33 @@
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fpmsdk._ext.correction import CorrectionStore, CorrectionTable
+from fpmsdk._ext.estimator import Estimator, ServingView
+from fpmsdk._ext.operators import Operator
+
+NATIVE_KINDS: tuple[str, ...]
+
+class NativeEngine: ...
+
+class OpLevelEngine(NativeEngine):
+    def __init__(
+        self,
+        context_ops: Iterable[Operator],
+        generation_ops: Iterable[Operator],
+        describe_miss: Callable[[Operator, int, tuple[int, int, int, int]], Exception],
+        speed_of_light: bool = False,
+    ) -> None: ...
+    def context_latency(self, batch: int, seq_len: int, prefix: int) -> float: ...
+    def generation_latency(self, batch: int, position: int) -> float: ...
+    def context_breakdown(self, batch: int, seq_len: int, prefix: int) -> list[tuple[Operator, tuple[Any, ...]]]: ...
+    def generation_breakdown(self, batch: int, position: int) -> list[tuple[Operator, tuple[Any, ...]]]: ...
+
+class NativeView(ServingView):
+    def tables(self) -> tuple[CorrectionTable, ...]: ...
+    def estimate_parts(
+        self, metrics: Any, decode_frame: Callable[[bytes], Any]
+    ) -> tuple[float, float, int | None, list[Any]]: ...
+
+class NativeEstimator(Estimator):
+    def __init__(self, engine: NativeEngine, stores: Mapping[str, CorrectionStore] | None) -> None: ...
+    def stores(self) -> dict[str, CorrectionStore]: ...

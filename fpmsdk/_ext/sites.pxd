@@ -1,0 +1,62 @@
+"""Measured GEMM latencies: curves over m at scattered (n, k) sites."""
+
+from libc.stdint cimport int64_t
+
+from fpmsdk._ext.grid cimport Measurement
+
+cdef enum:
+    NUM_NEAR_SITES = 4
+
+cdef struct SiteCurves:
+    # Curve of site i: entries [first[i], first[i + 1]) of m and latency.
+    int64_t num_sites
+    const double* n
+    const double* k
+    const int64_t* first
+    const double* m
+    const double* latency_ms
+    const double* power_w        # or NULL
+
+cdef struct Roofline:
+    # Speed of light of one (n, k) as a function of m: the larger of compute and memory time.
+    double compute_ms_per_m
+    double memory_ms_per_m
+    double memory_ms
+
+cdef struct Site:
+    Roofline roofline
+    # Utilisation held below and above the curve; 0.0 where the curve has no usable end.
+    double low_utilisation
+    double high_utilisation
+
+
+cdef class GemmTable:
+    cdef SiteCurves curves
+    cdef Site* sites
+    cdef double flops_per_s, bytes_per_element, mem_bw_bytes_per_s
+    cdef tuple memory
+
+    cdef Roofline roofline_of(self, double n, double k) noexcept nogil
+
+
+cdef struct Neighbourhood:
+    # What answers a range of m: up to four sites with their weights; none: no measurement near enough.
+    double first_m               # the range begins here and ends at the next neighbourhood
+    int num_sites
+    bint shared_m                # all sites have the same m values
+    int64_t sites[NUM_NEAR_SITES]
+    double weights[NUM_NEAR_SITES]
+
+
+cdef class GemmSite:
+    cdef GemmTable table
+    cdef Roofline roofline
+    cdef int64_t exact           # site with exactly this (n, k), or -1
+    cdef int64_t num_neighbourhoods
+    cdef Neighbourhood* neighbourhoods
+
+    cdef int64_t neighbourhood_of(self, double m) noexcept nogil
+    cdef int query(self, double m, Measurement* answer) noexcept nogil
+
+
+cdef double sol_ms(const Roofline* roofline, double m) noexcept nogil

@@ -1,0 +1,68 @@
+"""The `config.json` of a pinned checkpoint: a local directory, the local hub cache, or a download at its revision.
+
+Only metadata is read, never weights or code. Source: fpm-interpolation.md section 6, field `architecture`.
+"""
+
+import json
+import os
+from typing import Any
+
+from fpmsdk.errors import ConfigError
+
+_PATH = "fpm_profile.architecture"
+_TIMEOUT_S = 10
+
+
+def check_architecture(model: str, revision: str, architecture: str) -> None:
+    """Check that a checkpoint has an architecture.
+
+    Raises: `ConfigError` when its `config.json` cannot be had, declares none or another one.
+    """
+    config = _read_config(model, revision)
+    if isinstance(config.get("text_config"), dict):
+        config = config | config["text_config"]
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str) or not names[0].strip():
+        raise ConfigError(f"{_PATH}: config.json of {model!r} declares no architectures", _PATH)
+    if names[0] != architecture:
+        raise ConfigError(
+            f"{_PATH}: checkpoint {model!r} at {revision!r} is a {names[0]!r}, the profile says {architecture!r}", _PATH
+        )
+
+
+def _read_config(model: str, revision: str) -> dict[str, Any]:
+    local = os.path.expanduser(model)
+    is_local = os.path.exists(local) or os.path.isabs(local) or model.startswith(("./", "../", "~"))
+    try:
+        content = _file(os.path.join(local, "config.json")) if is_local else _from_hub(model, revision)
+        config = json.loads(content)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{_PATH}: cannot verify it: config.json of {model!r} at {revision!r}: {error}; make the pinned checkpoint "
+            "available as a local directory or in the hub cache",
+            _PATH,
+        ) from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{_PATH}: config.json of {model!r} must be a JSON object", _PATH)
+    return config
+
+
+def _file(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _from_hub(model: str, revision: str) -> bytes:
+    home = os.environ.get("HF_HOME", os.path.join(os.path.expanduser("~"), ".cache", "huggingface"))
+    cache = os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))
+    cached = os.path.join(cache, "models--" + model.replace("/", "--"), "snapshots", revision, "config.json")
+    if os.path.isfile(cached):
+        return _file(cached)
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise OSError(f"not in the hub cache ({cached}), and HF_HUB_OFFLINE forbids a download")
+    import urllib.request
+
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    with urllib.request.urlopen(f"{endpoint}/{model}/resolve/{revision}/config.json", timeout=_TIMEOUT_S) as response:
+        content: bytes = response.read()
+    return content

@@ -1,0 +1,73 @@
+"""Writing a file whole or not at all; not what goes into it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A binary file to write; it takes the place of `path` when the block ends, and never when it fails.
+
+    A symbolic link stays and its target is written, permissions stay, and what is no regular file (a device, a
+    pipe) is written directly. Until then the bytes are in a hidden file of the same directory, which only a killed
+    process leaves behind.
+
+    Parameters
+    ----------
+    path: the file, existing or not, in an existing directory.
+
+    Raises
+    ------
+    OSError: it cannot be written; names `path`.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "report.json"
+    >>> with whole_file(target) as file:
+    ...     _ = file.write(b"{}")
+    >>> target.read_bytes()
+    b'{}'
+    """
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        with open(path, "wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    # Named by chance alone: threads do not meet, and a long target name fits.
+    draft = target.with_name(f".fpmsdk-{secrets.token_hex(8)}")
+    try:
+        with _blaming(path, draft), open(draft, "xb") as file:
+            if mode is not None:
+                os.chmod(draft, stat.S_IMODE(mode))
+            yield file
+        with _blaming(path, draft):
+            os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _mode(path: str | os.PathLike[str]) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def _blaming(path: str | os.PathLike[str], draft: Path) -> Iterator[None]:
+    # The hidden file means nothing to whoever named the target.
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno is None or fault.filename not in (None, os.fspath(draft)):
+            raise
+        raise type(fault)(fault.errno, fault.strerror or str(fault), os.fspath(path)) from None

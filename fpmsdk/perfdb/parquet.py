@@ -1,0 +1,170 @@
+"""Rows of one Parquet file as numpy columns; every way a file can be bad is told apart and explained.
+
+Knows nothing about particular tables. Decodes on the calling thread: no pool is left in the host process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpmsdk.errors import PerfDataCorruptError, PerfDataNotAvailableError
+
+_LFS_MAGIC = b"version https://git-lfs"
+
+
+class Text(NamedTuple):
+    """A column of strings: the distinct ones, and for each row which one it is."""
+
+    codes: NDArray[np.int32]
+    values: tuple[str, ...]
+
+
+class Rows:
+    """The rows taken from one file, column by column."""
+
+    def __init__(self, path: str, columns: dict[str, NDArray[Any] | Text], count: int) -> None:
+        self.path, self.count = path, count
+        self._columns = columns
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def text(self, name: str) -> Text:
+        """Return a column of strings."""
+        column = self._columns[name]
+        if not isinstance(column, Text):
+            raise _foreign(self.path, f"column {name!r} must hold text, found {column.dtype}")
+        return column
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """Return a column of integers."""
+        column = self._columns[name]
+        if isinstance(column, Text) or column.dtype.kind not in "iu":
+            raise _foreign(self.path, f"column {name!r} must hold integers, found {_type_name(column)}")
+        return column.astype(np.int64, copy=False)
+
+    def floats(self, name: str) -> NDArray[np.float64]:
+        """Return a column of numbers."""
+        column = self._columns[name]
+        if isinstance(column, Text) or column.dtype.kind not in "iuf":
+            raise _foreign(self.path, f"column {name!r} must hold numbers, found {_type_name(column)}")
+        return column.astype(np.float64, copy=False)
+
+    def take(self, keep: NDArray[np.bool_]) -> Rows:
+        """Return the rows where `keep` holds."""
+        if keep.all():
+            return self
+        columns = {
+            name: Text(column.codes[keep], column.values) if isinstance(column, Text) else column[keep]
+            for name, column in self._columns.items()
+        }
+        return Rows(self.path, columns, int(np.count_nonzero(keep)))
+
+    def flags(self, name: str) -> NDArray[np.bool_]:
+        """Return a column of truth values."""
+        column = self._columns[name]
+        if isinstance(column, Text) or column.dtype.kind != "b":
+            raise _foreign(self.path, f"column {name!r} must hold truth values, found {_type_name(column)}")
+        return column
+
+    def impossible(self, reason: str) -> PerfDataCorruptError:
+        """Return the error for values that no measurement can have."""
+        return PerfDataCorruptError(f"{self.path}: {reason}; reinstall or repair the data", self.path)
+
+
+def read_content(path: str) -> bytes:
+    """Return the bytes of a table file.
+
+    Raises: `PerfDataNotAvailableError` when it cannot be read or is only a Git LFS pointer.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as fault:
+        raise PerfDataNotAvailableError(f"perf database error: cannot read {path}: {fault.strerror}") from fault
+    if content.startswith(_LFS_MAGIC):
+        raise PerfDataNotAvailableError(
+            f"perf database error: {path} is a Git LFS pointer, not data; run `git lfs pull` in that checkout "
+            "or install the data package"
+        )
+    return content
+
+
+def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequence[str]) -> Rows:
+    """Decode the named columns of a Parquet file.
+
+    Parameters: `content`, its bytes; `required` columns must exist and be complete; `optional` ones are left
+    out when absent.
+    Raises: `PerfDataCorruptError` when the file is damaged, `PerfDataNotAvailableError` when it is not the table
+    it should be.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not content:
+        raise PerfDataCorruptError(f"{path}: the file is empty; reinstall or repair the data", path)
+    try:
+        schema = pq.read_schema(pa.BufferReader(content))
+        text = [
+            field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        ]
+        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=text)
+        wanted = [*required, *(name for name in optional if name in schema.names)]
+        if missing := [name for name in required if name not in schema.names]:
+            raise _foreign(path, f"columns {missing} are missing, found {schema.names}")
+        table = file.read(columns=wanted, use_threads=False)
+    except (pa.ArrowException, OSError) as fault:
+        raise PerfDataCorruptError(
+            f"{path}: not a complete Parquet file: {' '.join(str(fault).split())}; reinstall or repair the data", path
+        ) from fault
+    columns: dict[str, NDArray[Any] | Text] = {}
+    for name in wanted:
+        column = table.column(name)
+        if column.null_count and name in required:
+            raise _foreign(path, f"column {name!r} has {column.null_count} empty values")
+        columns[name] = _numpy(column)
+    return Rows(path, columns, table.num_rows)
+
+
+def _numpy(column: Any) -> NDArray[Any] | Text:
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type):
+        chunks = [_values(chunk) for chunk in column.chunks]
+        return np.concatenate(chunks) if chunks else np.empty(0, column.type.to_pandas_dtype())
+    chunks = column.unify_dictionaries().chunks
+    if not chunks:
+        return Text(np.empty(0, np.int32), ())
+    # An empty value of an optional column reads as an empty text.
+    values = tuple(chunks[0].dictionary.to_pylist())
+    if column.null_count and "" not in values:
+        values = (*values, "")
+    codes = [chunk.indices for chunk in chunks]
+    filled = [index.fill_null(values.index("")) if index.null_count else index for index in codes]
+    return Text(np.concatenate([_values(index).astype(np.int32) for index in filled]), values)
+
+
+def _values(chunk: Any) -> NDArray[Any]:
+    # Not `to_numpy`: where pandas is installed, that imports it.
+    import pyarrow as pa
+
+    if pa.types.is_boolean(chunk.type):
+        return np.from_dlpack(chunk.cast(pa.uint8())).astype(np.bool_)
+    if chunk.null_count:
+        chunk = chunk.cast(pa.float64()).fill_null(np.nan)
+    if not (pa.types.is_integer(chunk.type) or pa.types.is_floating(chunk.type)):
+        return np.array(chunk.to_pylist(), dtype=object)
+    return np.from_dlpack(chunk)
+
+
+def _foreign(path: str, reason: str) -> PerfDataNotAvailableError:
+    """A sound Parquet file that is not the table it should be provides no data."""
+    return PerfDataNotAvailableError(f"perf database error: {path}: {reason}; reinstall or repair the data")
+
+
+def _type_name(column: NDArray[Any] | Text) -> str:
+    return "text" if isinstance(column, Text) else str(column.dtype)

@@ -1,0 +1,104 @@
+"""What a model object asks of the estimator behind it; one subclass per estimation mode.
+
+Queries that a kind does not have are refused here, by name.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fpmsdk._ext.estimator import Estimator, ServingView
+from fpmsdk.errors import UnsupportedQueryError
+
+DecodeFrame = Callable[[bytes], Any]
+
+
+class Status(NamedTuple):
+    """The counters of `diagnostics()`."""
+
+    source: str
+    ready: bool
+    retained_observations: int
+    correction_ready_buckets: int
+
+
+class Kind:
+    """An estimator with its reports and the queries that only it can answer.
+
+    Parameters
+    ----------
+    mode: estimation mode.
+    estimator: compiled estimator.
+    config: canonical configuration.
+    """
+
+    def __init__(self, mode: str, estimator: Estimator, config: dict[str, Any]) -> None:
+        self.mode = mode
+        self.estimator = estimator
+        self.config = config
+
+    @property
+    def serving(self) -> ServingView:
+        """What has been learned by now."""
+        return self.estimator.serving
+
+    def status(self) -> Status:
+        """Counters for `diagnostics()`."""
+        raise NotImplementedError
+
+    def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with its parts."""
+        raise NotImplementedError
+
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with the measurements behind it and the error to expect."""
+        raise self._lacks("explain", "a native estimator")
+
+    def store_diagnostics(self) -> list[dict[str, Any]]:
+        """Regression stores; empty for other kinds."""
+        return []
+
+    def correction_factors(self) -> list[float]:
+        """Ready correction factors in store order."""
+        return []
+
+    def readiness_report(self) -> dict[str, Any]:
+        """Which stores can answer, and why the others cannot."""
+        raise NotImplementedError
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether online correction applies."""
+        return False
+
+    def query_coverage(self) -> dict[str, Any] | None:
+        """Counts and gaps of table lookups; None unless they are collected."""
+        return None
+
+    def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
+        """Uncorrected latency in ms of a whole phase."""
+        raise self._lacks("static_phase_latency", "a native estimator")
+
+    def static_phase_diagnostics(
+        self, batch_size: int, context_length: int, prefix: int, *, prefill: bool
+    ) -> list[dict[str, Any]]:
+        """Operations of one step."""
+        raise self._lacks("static_phase_diagnostics", "an op_level estimator")
+
+    def prefill_latency(self, batch_size: int, isl: int, prefix: int) -> float:
+        """Uncorrected latency in ms of one prefill."""
+        raise self._lacks("predict_prefill_latency", "a native estimator")
+
+    def prefill_latency_total(self, batch_size: int, prefill_tokens: int, kv_tokens: int) -> float:
+        """Uncorrected latency in ms of one prefill, by totals."""
+        raise self._lacks("predict_prefill_latency_total", "a native estimator")
+
+    def decode_latency_total(self, batch_size: int, past_kv_tokens: int) -> float:
+        """Uncorrected latency in ms of one decode step, by totals."""
+        raise self._lacks("predict_decode_latency_total", "a native estimator")
+
+    def decode_kv_ceiling(self) -> int | None:
+        """Largest measured decode KV total in tokens."""
+        raise self._lacks("fpm_decode_kv_ceiling", "a native estimator")
+
+    def _lacks(self, query: str, needed: str) -> UnsupportedQueryError:
+        return UnsupportedQueryError(f"{query} needs {needed}; this model is {self.mode}")

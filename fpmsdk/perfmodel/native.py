@@ -1,0 +1,81 @@
+"""Native kinds of model: estimates from data, corrected by what tuning observed.
+
+Source: fpm-model.md sections 2.2, 2.3 and 6.
+"""
+
+from typing import Any
+
+from fpmsdk._ext.native import NATIVE_KINDS, NativeEngine, NativeEstimator, NativeView
+from fpmsdk.perfmodel.correction import build_corrections
+from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
+
+
+class NativeKind(Kind):
+    """A native engine under a canonical configuration, with correction unless that is disabled."""
+
+    def __init__(self, mode: str, engine: NativeEngine, config: dict[str, Any]) -> None:
+        self._correction = config["estimator_config"]["correction"]
+        stores = build_corrections(self._correction, "fixed") if self._correction["enabled"] else None
+        super().__init__(mode, NativeEstimator(engine, stores), config)
+
+    @property
+    def serving(self) -> NativeView:
+        """What has been learned by now."""
+        serving = self.estimator.serving
+        assert isinstance(serving, NativeView)
+        return serving
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether online correction applies."""
+        return bool(self._correction["enabled"])
+
+    def status(self) -> Status:
+        """Counters for `diagnostics()`; a native model is always ready."""
+        tables = self.serving.tables()
+        return Status(
+            "aic_with_correction" if any(table.ready for table in tables) else "aic",
+            ready=True,
+            retained_observations=sum(table.retained for table in tables),
+            correction_ready_buckets=sum(table.ready_cells for table in tables),
+        )
+
+    def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """Latency, its native part, the factor and the slowest rank."""
+        native_ms, factor, slowest, evidence = self.serving.estimate_parts(metrics, decode_frame)
+        return {
+            "latency_ms": native_ms * factor,
+            "native_latency_ms": native_ms,
+            "correction_factor": factor,
+            "max_rank": slowest,
+            "ranks": self.rank_evidence(evidence) if native_ms > 0.0 else [],
+        }
+
+    def rank_evidence(self, evidence: list[Any]) -> list[dict[str, Any]]:
+        """What the engine says of each rank, for the detailed estimate; engines that have nothing to say give []."""
+        return []
+
+    def correction_factors(self) -> list[float]:
+        """Ready factors: prefill, decode, mixed."""
+        return [factor for table in self.serving.tables() for factor in table.factors()]
+
+    def readiness_report(self) -> dict[str, Any]:
+        """A native model answers from the start; its correction stores become ready one by one."""
+        mode = self._correction.get("mode", "auto")
+        stores = [
+            {
+                "workload_kind": kind,
+                "ready": table.ready,
+                "reason": None if table.ready else "below_min_observations",
+                "retained_observations": table.retained,
+                "ready_buckets": table.ready_cells,
+            }
+            for kind, table in zip(NATIVE_KINDS, self.serving.tables(), strict=False)
+        ]
+        correction = {
+            "enabled": self.is_corrected,
+            "mode": "fixed" if mode == "auto" else mode,
+            "ready": any(store["ready"] for store in stores),
+            "stores": stores,
+        }
+        return {"kind": self.mode, "ready": True, "stores": [], "correction": correction}

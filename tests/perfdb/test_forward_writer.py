@@ -1,0 +1,151 @@
+import json
+import threading
+
+import pyarrow.parquet as pq
+import pytest
+
+from fpmsdk.errors import FpmDataError
+from fpmsdk.perfdb import forward_writer
+from fpmsdk.perfdb.forward_cells import build_table
+from fpmsdk.perfdb.forward_pair import read_pair
+from fpmsdk.perfdb.forward_writer import merge_pairs, publish_rows
+from tests.perfdb.pairs import VERSION, decode, prefill, write_pair
+
+RUN = {"runtime_run_id": "run-1", "collector_attempt_id": "1"}
+ROWS = [prefill(1, 256, 0, 3.0, **RUN), prefill(1, 128, 0, 2.5, **RUN), decode(1, 2, 3.0, **RUN)]
+
+
+def read(path):
+    return read_pair(str(path), "x100", "vllm", VERSION)
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".parquet", ".json")}
+
+
+def test_a_new_pair_is_of_schema_seven_and_sorted_by_key(tmp_path):
+    published = publish_rows(str(tmp_path / "new" / "t.parquet"), ROWS, facts={"aic_revision": "r"})
+    rows = read(published.path)
+    assert (published.num_rows, published.added_rows, published.dropped_cells) == (3, 3, ())
+    assert rows.sidecar["schema_version"] == 7
+    assert rows.coordinates.tolist() == [[1, 1, 1], [0, 128, 256], [2, 0, 0]]
+    assert (rows.sidecar["aic_revision"], rows.sidecar["runtime_run_ids"]) == ("r", ["run-1"])
+    assert rows.texts["execution_profile"].of(0) == "full"
+    assert pq.ParquetFile(published.path).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_equal_rows_give_equal_bytes(tmp_path):
+    for name in ("a", "b"):
+        publish_rows(str(tmp_path / name / "t.parquet"), ROWS)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_rows_are_added_to_a_pair_of_schema_six(tmp_path):
+    path = write_pair(tmp_path, ROWS)
+    published = publish_rows(str(path), [prefill(1, 512, 0, 4.0, **RUN), ROWS[0]])
+    assert (published.num_rows, published.added_rows) == (4, 1)
+    (cell,) = build_table(read(path), heal=True).cells
+    assert cell.prefill.tokens.tolist() == [128, 256, 512]
+
+
+def test_a_published_point_is_never_changed(tmp_path):
+    path = write_pair(tmp_path, ROWS)
+    before = files(tmp_path)
+    with pytest.raises(FpmDataError, match=r"3\.0 ms in one row and 9\.0 ms in another"):
+        publish_rows(str(path), [ROWS[0] | {"latency_ms": 9.0}])
+    assert files(tmp_path) == before
+
+
+def test_the_first_publisher_of_a_cell_wins(tmp_path):
+    path = write_pair(tmp_path, ROWS)
+    other = RUN | {"runtime_run_id": "run-2"}
+    published = publish_rows(str(path), [prefill(1, 128, 0, 9.9, **other), decode(2, 4, 3.5, cell_id="new", **other)])
+    assert (published.added_rows, published.dropped_cells) == (1, ("org/tiny-prefill",))
+    assert 9.9 not in read(path).latency_ms
+
+
+def test_declared_knees_stay_until_they_are_given_anew(tmp_path):
+    path = str(tmp_path / "t.parquet")
+    for rows, facts in ((ROWS, {"knees": {"total_prefill_tokens": [128]}}), ([decode(2, 4, 3.5)], None)):
+        publish_rows(path, rows, facts=facts)
+    assert read(path).sidecar["knees"] == {"total_prefill_tokens": [128]}
+    publish_rows(path, ROWS, facts={"knees": {}})
+    assert read(path).sidecar["knees"] == {}
+
+
+def test_a_damaged_pair_is_not_built_upon(tmp_path):
+    path = write_pair(tmp_path, ROWS, parquet_sha256="0" * 64)
+    with pytest.raises(FpmDataError, match="digest mismatch"):
+        publish_rows(str(path), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "one system"),
+        ([ROWS[0], ROWS[1] | {"backend_version": "2"}], "one backend_version"),
+        ([ROWS[0] | {"latency_ms": -1.0}], "latency_ms"),
+        ([ROWS[0] | {"latency_ms": "fast"}], "do not fit"),
+        ([ROWS[0] | {"moe_backend": ""}], "moe_backend"),
+    ],
+)
+def test_rows_that_break_the_format_leave_nothing_behind(tmp_path, rows, words):
+    with pytest.raises(FpmDataError, match=words):
+        publish_rows(str(tmp_path / "t.parquet"), rows)
+    assert files(tmp_path) == {}
+
+
+def test_a_crash_before_the_commit_record_is_seen_as_a_digest_mismatch(tmp_path, monkeypatch):
+    path = write_pair(tmp_path, ROWS)
+    replace, calls = forward_writer.os.replace, []
+
+    def crash_at_the_second(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError("power failed")
+        replace(source, target)
+
+    monkeypatch.setattr(forward_writer.os, "replace", crash_at_the_second)
+    with pytest.raises(OSError, match="power failed"):
+        publish_rows(str(path), [prefill(1, 512, 0, 4.0, **RUN)])
+    with pytest.raises(FpmDataError, match="digest mismatch"):
+        read(path)
+
+
+def test_concurrent_publishers_lose_no_row(tmp_path):
+    path = str(tmp_path / "t.parquet")
+    threads = [
+        threading.Thread(target=publish_rows, args=(path, [decode(batch, 64, 1.0, cell_id=f"cell-{batch}")]))
+        for batch in range(1, 9)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(path).coordinates[0].tolist() == list(range(1, 9))
+
+
+class TestMerge:
+    def test_pairs_are_merged_in_order(self, tmp_path):
+        one = write_pair(tmp_path / "a", ROWS)
+        two = write_pair(tmp_path / "b", [decode(2, 4, 3.5, cell_id="other")])
+        merge_pairs(str(tmp_path / "c" / "t.parquet"), [str(one), str(two)])
+        assert read(tmp_path / "c" / "t.parquet").num_rows == 4
+
+    def test_attention_backends_are_not_mixed(self, tmp_path):
+        one = write_pair(tmp_path / "a", ROWS)
+        two = write_pair(tmp_path / "b", [decode(2, 4, 3.5, attention_backend="fa3")])
+        with pytest.raises(FpmDataError, match="attention_backend.*'auto' and 'fa3'"):
+            merge_pairs(str(tmp_path / "c" / "t.parquet"), [str(one), str(two)])
+        assert not (tmp_path / "c").exists()
+
+    def test_a_source_without_a_sidecar_is_an_error(self, tmp_path):
+        one = write_pair(tmp_path / "a", ROWS)
+        (tmp_path / "a" / "fpm_forward_perf.metadata.json").unlink()
+        with pytest.raises(FpmDataError, match="sidecar"):
+            merge_pairs(str(tmp_path / "t.parquet"), [str(one)])
+
+
+def test_the_sidecar_is_plain_json(tmp_path):
+    publish_rows(str(tmp_path / "t.parquet"), ROWS)
+    assert json.loads((tmp_path / "t.metadata.json").read_text())["row_count"] == 3

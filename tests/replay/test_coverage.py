@@ -1,0 +1,85 @@
+import json
+
+import pytest
+
+from fpmsdk import Trace, replay_trace
+from fpmsdk.errors import FpmUncoveredError
+from fpmsdk.replay.coverage import replay_coverage, write_coverage
+from tests.perfdb.pairs import decode, prefill
+from tests.perfdb.synthetic import Systems
+from tests.perfmodel.deployments import checkpoint
+from tests.perfmodel.test_wholeforward import model_of
+
+ROWS = [
+    *(prefill(1, tokens, 0, tokens / 10) for tokens in (1, 64)),
+    *(decode(1, kv, 3.0 + kv / 100) for kv in (1, 128)),
+]
+LAUNCH = {"engine": {"num_gpu_blocks": 64, "block_size": 16, "timing_model": {"type": "polynomial"}}}
+
+
+@pytest.fixture
+def place(tmp_path):
+    Systems(tmp_path / "systems").hardware()
+    checkpoint(tmp_path / "model")
+    return tmp_path
+
+
+def collecting(place):
+    return model_of(place, ROWS, interpolation={"collect_coverage": True})
+
+
+def test_a_covered_replay_tells_how_its_passes_were_priced(place):
+    report = replay_trace(Trace.from_arrays([0.0], [32], [4]), launch=LAUNCH, timing=collecting(place))
+    coverage = report.fpm_query_coverage
+    assert (coverage["status"], coverage["replay_completed"]) == ("covered", True)
+    assert coverage["queries"]["unsupported"] == 0
+    assert coverage["roles"][0]["worker_type"] == "aggregated"
+    assert coverage["roles"][0]["coverage"]["prefill"]["interpolated"] == 1
+    assert json.loads(report.to_json())["fpm_query_coverage"] == coverage
+
+
+def test_a_replay_without_collection_says_nothing(place):
+    report = replay_trace(Trace.from_arrays([0.0], [32], [4]), launch=LAUNCH, timing=model_of(place, ROWS))
+    assert report.fpm_query_coverage is None
+    assert "fpm_query_coverage" not in json.loads(report.to_json())
+
+
+def test_a_missing_timing_stops_the_replay_with_the_coverage_attached(place):
+    with pytest.raises(FpmUncoveredError) as caught:
+        replay_trace(Trace.from_arrays([0.0], [100], [4]), launch=LAUNCH, timing=collecting(place))
+    coverage = json.loads(caught.value.fpm_query_coverage)
+    assert (coverage["status"], coverage["replay_completed"]) == ("incomplete", False)
+    assert coverage["error"] == str(caught.value)
+    assert coverage["queries"]["unsupported"] == 1
+    assert write_coverage(place, caught.value.fpm_query_coverage).name == "fpm-coverage.json"
+    assert json.loads((place / "fpm-coverage.json").read_text()) == coverage
+
+
+COUNTERS = {"queries": {"measured": 2, "interpolated": 1, "unsupported": 0}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "completed", "error", "status"),
+    [
+        ({}, True, None, "covered"),
+        ({}, False, None, "incomplete"),
+        ({}, True, "stopped", "incomplete"),
+        ({"unsupported": 1}, True, None, "incomplete"),
+        ({"measured": 0, "interpolated": 0}, True, None, "incomplete"),
+    ],
+)
+def test_covered_means_completed_with_every_lookup_answered(changes, completed, error, status):
+    counters = {"queries": COUNTERS["queries"] | changes}
+    assert replay_coverage([("decode", counters)], completed=completed, error=error)["status"] == status
+
+
+def test_roles_are_added_up():
+    document = replay_coverage([("prefill", COUNTERS), ("decode", COUNTERS)], completed=True)
+    assert document["queries"] == {"measured": 4, "interpolated": 2, "unsupported": 0}
+    assert [role["worker_type"] for role in document["roles"]] == ["prefill", "decode"]
+
+
+def test_the_file_of_an_earlier_run_is_removed(tmp_path):
+    write_coverage(tmp_path, replay_coverage([("decode", COUNTERS)], completed=True))
+    assert write_coverage(tmp_path, None) is None
+    assert list(tmp_path.iterdir()) == []
