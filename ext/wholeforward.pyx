@@ -457,6 +457,14 @@ cdef class DirectEngine(WholeForwardEngine):
     ):
         super().__init__(prefill_curves, decode_curves, rungs, describe_miss, coverage)
         self.prefill_over_kv = prefill_over_kv
+        self.regimes = <int64_t*>malloc((self.decode_curves.arrays.num_sites + 1) * sizeof(int64_t))
+        if self.regimes == NULL:
+            raise MemoryError
+        for row in range(self.decode_curves.arrays.num_sites):
+            self.regimes[row] = self.rungs_below(self.decode_curves.arrays.batch[row])
+
+    def __dealloc__(self):
+        free(self.regimes)
 
     cdef const CurveArrays* curves_of(self, bint is_decode, const Lookup* found) noexcept nogil:
         if is_decode:
@@ -506,8 +514,10 @@ cdef class DirectEngine(WholeForwardEngine):
             return checked(found)
         # The nearest rows that share a captured graph with the batch; one site holds one decode row.
         for other in range(curves.num_sites):
+            if other == row or self.regimes[other] != regime:
+                continue
             distance = fabs(curves.log_batch[other] - log_b)
-            if other == row or distance > LOG_GATE or self.rungs_below(curves.batch[other]) != regime:
+            if distance > LOG_GATE:
                 continue
             if measured_value(curves, other, kv, &piece):
                 keep_nearest(found, distances, distance, &piece)
@@ -544,10 +554,10 @@ cdef class DirectEngine(WholeForwardEngine):
         return checked(found)
 
 
-cdef bint is_admitted(const CurveArrays* curves, int64_t site, double second) noexcept nogil:
+cdef bint is_admitted(const CurveArrays* curves, int64_t site, double second, double log_second) noexcept nogil:
     return (
-        fabs(curves.log_second[site] - safe_log2(second)) <= LOG_GATE
-        or fabs(curves.second[site] - second) <= RAW_KV_GATE
+        fabs(curves.second[site] - second) <= RAW_KV_GATE
+        or fabs(curves.log_second[site] - log_second) <= LOG_GATE
     )
 
 
@@ -556,8 +566,9 @@ cdef bint nearest_below(
 ) noexcept nogil:
     # The last site before `end` that covers x.
     cdef int64_t site = end - 1
+    cdef double log_second = safe_log2(second) if guarded else 0.0
     while site >= begin:
-        if (not guarded or is_admitted(curves, site, second)) and measured_value(curves, site, x, piece):
+        if (not guarded or is_admitted(curves, site, second, log_second)) and measured_value(curves, site, x, piece):
             return True
         site -= 1
     return False
@@ -568,10 +579,11 @@ cdef bint nearest_above(
 ) noexcept nogil:
     # The first site from `begin` on, beyond the query itself, that covers x.
     cdef int64_t site
+    cdef double log_second = safe_log2(second) if guarded else 0.0
     for site in range(begin, end):
         if curves.second[site] == second:
             continue
-        if (not guarded or is_admitted(curves, site, second)) and measured_value(curves, site, x, piece):
+        if (not guarded or is_admitted(curves, site, second, log_second)) and measured_value(curves, site, x, piece):
             return True
     return False
 

@@ -107,6 +107,7 @@ cdef class WholeForwardEngine(NativeEngine):
 
 cdef class DirectEngine(WholeForwardEngine):
     cdef readonly CurveSet prefill_over_kv
+    cdef int64_t* regimes            # captured graph of each decode row
 
     cdef void between_rows(self, double b, Piece low, Piece high, Lookup* found) noexcept nogil
 

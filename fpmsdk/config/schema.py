@@ -4,6 +4,7 @@ Reading checks types, names and shapes and fills defaults; it knows no rule that
 Every fault carries the dotted path of the value as it was written.
 """
 
+import marshal
 import math
 from collections.abc import Mapping
 from operator import itemgetter
@@ -256,9 +257,10 @@ class Field:
         self.default = default
         self.alias = alias
         self.omit_default = omit_default
-        # A default that cannot be changed need be read and written only once; others are made anew each time.
-        self._fixed = default is None or isinstance(default, (bool, int, float, str))
-        self._fixed_default = kind.read(default, name) if self._fixed and default is not None else None
+        # A default is read once; what a caller may change is copied from its encoded form.
+        self._fixed = default is None or default is _REQUIRED or isinstance(default, (bool, int, float, str))
+        stored = None if default is None or default is _REQUIRED else kind.read(default, name)
+        self._default: Any = stored if self._fixed else marshal.dumps(stored)
         self._written_default = self.write(self.default_value()) if omit_default else None
 
     @property
@@ -268,7 +270,7 @@ class Field:
 
     def default_value(self) -> Any:
         """Return a fresh stored default."""
-        return self._fixed_default if self._fixed else self.kind.read(self.default, self.name)
+        return self._default if self._fixed else marshal.loads(self._default)
 
     def is_omitted(self, written: Any) -> bool:
         """Whether the output leaves out this JSON form of the field's value."""

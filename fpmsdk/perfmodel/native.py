@@ -6,6 +6,8 @@ Source: fpm-model.md sections 2.2, 2.3 and 6.
 from typing import Any
 
 from fpmsdk._ext.native import NATIVE_KINDS, NativeEngine, NativeEstimator, NativeView
+from fpmsdk.errors import UnlistedVersionError
+from fpmsdk.perfdb import ResolvedVersion, SystemsRoot
 from fpmsdk.perfmodel.correction import build_corrections
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
 
@@ -79,3 +81,16 @@ class NativeKind(Kind):
             "stores": stores,
         }
         return {"kind": self.mode, "ready": True, "stores": [], "correction": correction}
+
+
+def resolve_version(root: SystemsRoot, config: dict[str, Any]) -> ResolvedVersion:
+    """The backend version that a configuration means under one root."""
+    system, backend = config["system"], config["backend"]
+    root.spec(system)  # an unknown system is named before its versions are
+    resolved = root.resolve_version(system, backend, config["backend_version"])
+    if resolved.version is None:
+        raise UnlistedVersionError(
+            f"failed to find performance data roots: {root.path} has no {backend} data of {system} that would tell "
+            "which version is meant; give backend_version, or a root with data"
+        )
+    return resolved

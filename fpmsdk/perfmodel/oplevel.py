@@ -17,7 +17,6 @@ from fpmsdk.errors import (
     MissingCapabilityError,
     MissingSystemFlopsError,
     PerfDataNotAvailableError,
-    UnlistedVersionError,
 )
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.opgraph.execution_profile import (
@@ -35,7 +34,7 @@ from fpmsdk.perfdb import (
     open_root,
 )
 from fpmsdk.perfmodel.kind import DecodeFrame
-from fpmsdk.perfmodel.native import NativeKind
+from fpmsdk.perfmodel.native import NativeKind, resolve_version
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
 from fpmsdk.perfmodel.oplevel_readiness import require_tables
 from fpmsdk.perfmodel.oplevel_tables import tables_of
@@ -131,7 +130,7 @@ def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind,
     if profile is not None:
         return _build_profiled(config, root_path, load_execution_profile(profile["path"], profile["sha256"]))
     root = open_root(root_path)
-    version = _resolve_version(root, config)
+    version = resolve_version(root, config)
     spec, database = _compile(config, root, version)
     if config["database_mode"] == "SILICON":
         require_tables(spec, tables_of(database), config["worker_type"], root.spec(config["system"]))
@@ -143,7 +142,7 @@ def _build_profiled(
 ) -> tuple[OpLevelKind, dict[str, Any]]:
     # A profile holds for exactly the files that it lists: price from a copy of those and of nothing else.
     original = open_root(root_path)
-    version = _resolve_version(original, config)
+    version = resolve_version(original, config)
     with tempfile.TemporaryDirectory(prefix="fpmsdk-profile-") as folder:
         copy_retained_files(profile, original.path, folder)
         root = SystemsRoot(folder)
@@ -151,18 +150,6 @@ def _build_profiled(
         spec = apply_execution_profile(profile, spec, config["worker_type"])
         engine = compile_engine(spec, database, root.spec(config["system"]))
     return _kind(config, original.path, version, spec, engine)
-
-
-def _resolve_version(root: SystemsRoot, config: dict[str, Any]) -> ResolvedVersion:
-    system, backend = config["system"], config["backend"]
-    root.spec(system)  # an unknown system is named before its versions are
-    resolved = root.resolve_version(system, backend, config["backend_version"])
-    if resolved.version is None:
-        raise UnlistedVersionError(
-            f"failed to find performance data roots: {root.path} has no {backend} data of {system} that would tell "
-            "which version is meant; give backend_version, or a root with data"
-        )
-    return resolved
 
 
 def _compile(

@@ -21,7 +21,7 @@ from fpmsdk.perfdb.forward_schema import IDENTITY_COLUMNS, TABLE_FILE, UNRECORDE
 from fpmsdk.perfmodel.coverage import CoverageLog
 from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_distance
-from fpmsdk.perfmodel.native import NativeKind
+from fpmsdk.perfmodel.native import NativeKind, resolve_version
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
 from fpmsdk.perfmodel.wholeforward_tables import AssistedCurves, assisted_curves_of, strict_curves_of
 
@@ -215,12 +215,8 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     root = open_root(root_path)
     system, backend = config["system"], config["backend"]
     hardware = root.spec(system)
-    version = root.resolve_version(system, backend, config["backend_version"]).version
-    if version is None:
-        raise ConfigError(
-            f"invalid engine config: backend_version is required: nothing says which {backend} version {system} runs",
-            "backend_version",
-        )
+    version = resolve_version(root, config).version
+    assert version is not None
     options = dict(config["estimator_config"]["fpm_interpolation"])
     path = _table_path(options, root, system, backend, version)
     profile = None if config["fpm_profile"] is None else load_fpm_profile(config["fpm_profile"])
