@@ -237,13 +237,13 @@ class ForwardPassPerfModel:
 
     def diagnostics(self) -> dict[str, Any]:
         """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
-        status = self._kind.status()
+        source, ready, retained_observations, correction_ready_buckets = self._kind.status()
         not_ready = "insufficient_data" if self._warning is None else "unsupported_config"
         return {
-            "source": status.source,
-            "readiness": "ready" if status.ready else not_ready,
-            "retained_observations": status.retained_observations,
-            "correction_ready_buckets": status.correction_ready_buckets,
+            "source": source,
+            "readiness": "ready" if ready else not_ready,
+            "retained_observations": retained_observations,
+            "correction_ready_buckets": correction_ready_buckets,
             "last_warning": self._warning,
             "provenance": self._provenance.copy(),
         }

@@ -35,11 +35,11 @@ class NativeKind(Kind):
     def status(self) -> Status:
         """Counters for `diagnostics()`; a native model is always ready."""
         tables = self.serving.tables()
-        return Status(
+        return (
             "aic_with_correction" if any(table.ready for table in tables) else "aic",
-            ready=True,
-            retained_observations=sum(table.retained for table in tables),
-            correction_ready_buckets=sum(table.ready_cells for table in tables),
+            True,
+            sum(table.retained for table in tables),
+            sum(table.ready_cells for table in tables),
         )
 
     def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:

@@ -48,19 +48,18 @@ class RegressionKind(Kind):
     """Regression stores under a canonical configuration."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__("fpm_regression", build_regression(config), config)
+        self._regression = build_regression(config)
+        super().__init__("fpm_regression", self._regression, config)
 
     @property
     def serving(self) -> LinearView:
         """What has been learned by now."""
-        serving = self.estimator.serving
-        assert isinstance(serving, LinearView)
-        return serving
+        return self._regression.serving
 
     def status(self) -> Status:
         """Counters for `diagnostics()`."""
-        serving = self.serving
-        return Status("fallback_regression", serving.ready, serving.retained_observations, 0)
+        serving = self._regression.serving
+        return "fallback_regression", serving.ready, serving.retained_observations, 0
 
     def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """The estimate alone; a regression has no parts."""
