@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data lint bench compare-regression compare-op-level compare-interpolation clean
+.PHONY: demo test test-data truth lint bench compare-regression compare-op-level compare-interpolation clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,6 +23,10 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/test_cimport_order.py
+
+# Against a real engine: the recordings of the package, or those in a folder (TRUTH='--data FOLDER').
+truth: $(VENV)/.ready
+	$(BIN)/python benchmarks/truth/truth.py $(TRUTH) $(EVIDENCE)
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only

@@ -209,7 +209,7 @@ cdef int project(
         pairs = 0.0
         if p > 0.0:
             past = kv
-            pairs = kv * p / n + p * p / (2.0 * n) + p / 2.0
+            pairs = prefill_attention_pairs(n, p, kv)
         if spec.role == ROLE_PREFILL:
             score = spec.attention_kv_weight * past + spec.prefill_attention_pair_weight * pairs
             tokens += p

@@ -402,5 +402,6 @@ def price_pass(
     shape.num_decode = num_decode
     shape.sum_decode_tokens = sum_decode_tokens
     shape.kv_capacity_tokens = kv_capacity_tokens
+    shape.rank = 0
     pricer.price(&shape, &price)
     return price.prefill_ms, price.decode_ms, bool(price.composed)

@@ -17,6 +17,7 @@ np.import_array()
 
 cdef PassRecord _no_pass
 cdef Preemption _no_preemption
+cdef Gauges _no_gauges
 
 # The same fields in the same order as the structures in recorder.pxd; every field has eight bytes.
 _PASS_ROW = np.dtype(
@@ -27,8 +28,14 @@ _PASS_ROW = np.dtype(
         ("decode_ms", "f8"),
         ("role", "i8"),
         ("worker", "i8"),
+        ("iteration", "i8"),
         ("composed", "i8"),
         ("emitted_tokens", "i8"),
+        ("priced_num_prefill", "i8"),
+        ("priced_sum_prefill_end_tokens", "i8"),
+        ("priced_sum_prefill_past_tokens", "i8"),
+        ("priced_num_decode", "i8"),
+        ("priced_sum_decode_tokens", "i8"),
         *((name, "f8" if name.startswith("var_") else "i8") for name in <object>_no_pass),
     ]
 )
@@ -36,6 +43,16 @@ _GAP_ROW = np.dtype([("gap_ms", "f8"), ("count", "i8")])
 _ADMISSION_ROW = np.dtype([("request", "i8"), ("at_ms", "f8"), ("reused_tokens", "i8"), ("role", "i8")])
 _PREEMPTION_ROW = np.dtype(
     [("at_ms", "f8"), ("role", "i8"), ("worker", "i8"), *((name, "i8") for name in <object>_no_preemption)]
+)
+
+_SAMPLE_ROW = np.dtype(
+    [
+        ("sample", "i8"),
+        ("sampled_at_ms", "f8"),
+        ("role", "i8"),
+        ("worker", "i8"),
+        *((name, "i8") for name in <object>_no_gauges),
+    ]
 )
 
 
@@ -73,9 +90,12 @@ cdef class Rows:
 
 
 cdef class Recorder:
-    """What a run leaves behind: one entry per request, per pass, per distinct token gap and per admission."""
+    """What a run leaves behind: one entry per request, per pass, per distinct token gap and per admission.
 
-    def __cinit__(self, int64_t num_requests, bint keeps_passes):
+    With `keeps_samples` also one per sample of a rank's gauges.
+    """
+
+    def __cinit__(self, int64_t num_requests, bint keeps_passes, bint keeps_samples=False):
         self.columns = {
             name: np.full(num_requests, np.nan)
             for name in (
@@ -110,7 +130,9 @@ cdef class Recorder:
         self.gaps = Rows(_GAP_ROW)
         self.admissions = Rows(_ADMISSION_ROW)
         self.preemptions = Rows(_PREEMPTION_ROW)
+        self.samples = Rows(_SAMPLE_ROW)
         self.keeps_passes = keeps_passes
+        self.keeps_samples = keeps_samples
         self.num_requests = num_requests
 
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil:

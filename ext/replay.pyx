@@ -16,10 +16,11 @@ from fpmsdk._ext.workers cimport Rank, WorkerPool
 
 import numpy as np
 
-from fpmsdk.errors import RequestNeverFitsError
+from fpmsdk.errors import ReplayError, RequestNeverFitsError
 
 cdef enum:
     SETTLES_BETWEEN_SIGNAL_CHECKS = 4096
+    MAX_SAMPLES = 10000000
 
 
 cdef int push(EventQueue* queue, double at_ms, int64_t request) except -1 nogil:
@@ -95,6 +96,8 @@ cdef class Replay:
         0: requests arrive at `arrival_ms`. N: at most N sessions are active, the next one arrives when one ends.
     max_sim_time_ms : float
         No event after this time is processed.
+    sample_interval_ms : float
+        Gauges are sampled at its multiples and at the end; 0 for no samples.
     request_ids : sequence of str
         Names for error messages.
     """
@@ -117,6 +120,7 @@ cdef class Replay:
         prefill_dp_rank=None,
         int64_t concurrency=0,
         double max_sim_time_ms=INFINITY,
+        double sample_interval_ms=0.0,
         request_ids=None,
     ):
         cdef int64_t index, request
@@ -151,6 +155,7 @@ cdef class Replay:
         self.first_turns = np.flatnonzero(is_first).astype(np.int64)
         self.closed_loop = concurrency > 0
         self.max_sim_time_ms = max_sim_time_ms
+        self.sample_interval_ms = sample_interval_ms
         self.request_ids = request_ids
         if self.closed_loop:
             for index in range(min(concurrency, self.first_turns.shape[0])):
@@ -174,12 +179,15 @@ cdef class Replay:
             with nogil:
                 self._run()
         finally:
+            self._sample_end()
             self.workers.leave_stretches()
 
     cdef int _run(self) except -1 nogil:
         cdef int64_t settled = 0
         cdef double following = self._next_event_ms()
         while following < INFINITY and following <= self.max_sim_time_ms:
+            if self.sample_interval_ms > 0.0:
+                self._sample_before(following)
             self.now_ms = following
             if self.prefill is None:
                 self._settle()
@@ -195,6 +203,36 @@ cdef class Replay:
             with gil:
                 self._check_drained()
         return 0
+
+    cdef int _sample_before(self, double at_ms) except -1 nogil:
+        """Take the samples that fall due before a time; nothing happens until then."""
+        cdef double due_ms = self.num_samples * self.sample_interval_ms
+        while due_ms < at_ms:
+            self._sample(due_ms)
+            due_ms = self.num_samples * self.sample_interval_ms
+        return 0
+
+    cdef int _sample(self, double at_ms) except -1 nogil:
+        if self.num_samples == MAX_SAMPLES:
+            with gil:
+                raise ReplayError(
+                    f"sample_interval_ms {self.sample_interval_ms} makes more than {MAX_SAMPLES} samples; give a "
+                    "longer interval"
+                )
+        if self.prefill is not None:
+            self.prefill.sample(self.num_samples, at_ms)
+        self.workers.sample(self.num_samples, at_ms)
+        self.num_samples += 1
+        self.last_sample_ms = at_ms
+        return 0
+
+    def _sample_end(self):
+        """The samples due until the end, and one more when the end is none of them."""
+        if self.sample_interval_ms == 0.0:
+            return
+        self._sample_before(np.nextafter(self.now_ms, np.inf))
+        if self.last_sample_ms < self.now_ms:
+            self._sample(self.now_ms)
 
     cdef double _next_event_ms(self) noexcept nogil:
         cdef double earliest = min(min(first_ms(&self.arrivals), first_ms(&self.transfers)), self.workers.next_event_ms())
@@ -329,6 +367,7 @@ cdef class Replay:
             with gil:
                 self._raise_never_fits(rank, request)
         rank.scheduler.add_destination(request)
+        rank.observe()
         if not self.workers.workers[rank.index // self.workers.dp_size].busy:
             self._reserve_next(rank)
         return 0
@@ -348,6 +387,7 @@ cdef class Replay:
         request = rank.scheduler.reserve_next()
         if request < 0:
             return False
+        rank.observe()
         tokens = self.requests.columns.prompt_tokens[request]
         self.recorder.requests.destination_reserved_ms[request] = self.now_ms
         if self.transfers_missing_only:
@@ -375,6 +415,7 @@ cdef class Replay:
         cdef int64_t destination = self.recorder.requests.worker[request]
         cdef int64_t source = self.recorder.requests.prefill_worker[request] // self.prefill.dp_size
         (<Rank>self.workers.rank_pointers[destination]).scheduler.activate(request)
+        (<Rank>self.workers.rank_pointers[destination]).observe()
         self.recorder.requests.destination_activated_ms[request] = self.now_ms
         self._reserve_next(<Rank>self.workers.rank_pointers[destination])
         if self.prefill.workers[source].busy:
@@ -382,9 +423,9 @@ cdef class Replay:
         return self._release_source(request)
 
     cdef int _release_source(self, int64_t request) except -1 nogil:
-        (<Rank>self.prefill.rank_pointers[self.recorder.requests.prefill_worker[request]]).scheduler.release_source(
-            request
-        )
+        cdef int64_t source = self.recorder.requests.prefill_worker[request]
+        (<Rank>self.prefill.rank_pointers[source]).scheduler.release_source(request)
+        (<Rank>self.prefill.rank_pointers[source]).observe()
         self.recorder.requests.source_released_ms[request] = self.now_ms
         return 0
 

@@ -940,7 +940,8 @@ cdef class Scheduler:
         """Decide one pass and return it as a dict.
 
         Keys: `tokens` {request: scheduled tokens} in running order, `reused` {admitted request: reused tokens},
-        `preempted`, `rejected`, and the fields of the pass record, as `num_running` and `free_blocks`.
+        `preempted`, `rejected`, `work` {what there is to price, the fields of `PassShape`}, and the fields of the pass
+        record, as `num_running` and `free_blocks`.
         """
         self.schedule(wave_step)
         items = [self.scheduled[position] for position in range(self.num_scheduled)]
@@ -949,6 +950,7 @@ cdef class Scheduler:
             "reused": {item["request"]: item["computed_before"] for item in items[len(items) - self.num_admitted :]},
             "preempted": indices(&self.preempted),
             "rejected": indices(&self.rejected),
+            "work": self.shape,
             **self.record,
         }
 

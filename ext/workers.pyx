@@ -12,7 +12,7 @@ from libc.string cimport memset
 from fpmsdk._ext.pages cimport KvCache, resized
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPricer
-from fpmsdk._ext.recorder cimport AdmissionRow, PassRow, PreemptionRow, RecordedRequests, Recorder
+from fpmsdk._ext.recorder cimport AdmissionRow, PassRow, PreemptionRow, RecordedRequests, Recorder, SampleRow
 from fpmsdk._ext.scheduler cimport DECODE, PREFILL, Scheduler, append
 
 
@@ -60,6 +60,7 @@ cdef class Rank:
         else:
             self.recorder.requests.worker[request] = self.index
         if self.scheduler.submit(request):
+            self.observe()
             return True
         self.recorder.requests.end_ms[request] = now
         return False
@@ -71,8 +72,9 @@ cdef class Rank:
         if self.scheduler.stretch_left == 0 and self.scheduler.stretch_done > 0:
             self.leave_stretch()
         self.scheduler.schedule(wave_step)
+        self.scheduler.shape.rank = self.index
+        self.in_pass = True  # also for a run that is interrupted while its pass is priced
         self.pricer.price(&self.scheduler.shape, &self.price)
-        self.in_pass = True
         self.start_ms = now
         for position in range(self.scheduler.num_scheduled - self.scheduler.num_admitted, self.scheduler.num_scheduled):
             self._record_admission(
@@ -84,6 +86,7 @@ cdef class Rank:
             preemption.role = self.scheduler.role
             preemption.worker = self.index
             preemption.preemption = self.scheduler.preemptions[position]
+        self.gauges.preemptions += self.scheduler.num_preemptions
         # In this order: ties between workers depend on the last bit.
         return (now + self.price.prefill_ms) + self.price.decode_ms
 
@@ -91,6 +94,8 @@ cdef class Rank:
         cdef RecordedRequests* record = &self.recorder.requests
         cdef AdmissionRow* admission
         record.num_admissions[request] += 1
+        self.gauges.cache_hit_tokens += reused
+        self.gauges.cache_total_tokens += self.scheduler.requests.columns.prompt_tokens[request]
         if self.scheduler.role == DECODE:
             if record.decode_admit_ms[request] != record.decode_admit_ms[request]:
                 # The prompt is here already: it was transferred or was cached, and nothing of it is computed.
@@ -115,7 +120,7 @@ cdef class Rank:
     cdef bint is_in_pass(self) noexcept nogil:
         return self.in_pass
 
-    cdef int complete_pass(self, double end_ms) except -1 nogil:
+    cdef int complete_pass(self, double end_ms, int64_t iteration) except -1 nogil:
         """Emit the tokens of the pass at `end_ms`, the end of the whole attention-DP group."""
         cdef int64_t position
         self.in_pass = False
@@ -132,7 +137,32 @@ cdef class Rank:
             for position in range(self.num_ended()):
                 self.recorder.requests.end_ms[self.ended(position)] = end_ms
         if self.recorder.keeps_passes:
-            self._record_pass(end_ms)
+            self._record_pass(end_ms, iteration)
+        self.observe()
+        return 0
+
+    cdef void observe(self) noexcept nogil:
+        """Note the state that samples show until the next command or the next end of a pass."""
+        cdef Gauges* gauges = &self.gauges
+        # Blocks that a stretch has taken are not counted by the cache yet.
+        cdef int64_t taken = self.scheduler.stretch_blocks if self.scheduler.stretch_done > 0 else 0
+        if not self.recorder.keeps_samples:
+            return
+        gauges.active_blocks = self.scheduler.kv.active_blocks() + taken
+        gauges.free_blocks = self.scheduler.kv.free_blocks() - taken
+        gauges.published_free_blocks = min(self.scheduler.kv.published_free_blocks(), gauges.free_blocks)
+        gauges.kv_cache_used_bytes = self.scheduler.kv.used_bytes()
+        gauges.running_requests = self.scheduler.running.length
+        gauges.waiting_requests = self.scheduler.waiting.length + self.scheduler.pending.length
+
+    cdef int sample(self, int64_t sample, double at_ms) except -1 nogil:
+        """Record the gauges as they were last noted."""
+        cdef SampleRow* row = <SampleRow*>self.recorder.samples.append()
+        row.sample = sample
+        row.sampled_at_ms = at_ms
+        row.role = self.scheduler.role
+        row.worker = self.index
+        row.gauges = self.gauges
         return 0
 
     cdef int64_t num_ended(self) noexcept nogil:
@@ -151,6 +181,8 @@ cdef class Rank:
             # Everybody emits, and did so in the pass before.
             self.recorder.count_gaps(now - self.last_token_ms, self.scheduler.running.length)
             self.last_token_ms = now
+            self.gauges.decode_steps += self.scheduler.running.length
+            self.gauges.decode_tokens += self.scheduler.running.length
             return 0
         self.last_token_ms = now
         for position in range(self.scheduler.emitted.length):
@@ -161,6 +193,8 @@ cdef class Rank:
                 record.first_token_ms[request] = now
                 record.last_token_ms[request] = now
                 continue
+            self.gauges.decode_steps += 1
+            self.gauges.decode_tokens += generated - before
             if before == 1:
                 record.second_token_ms[request] = now
             self.recorder.count_gap(now - record.last_token_ms[request], first_gap)
@@ -169,7 +203,7 @@ cdef class Rank:
             record.last_token_ms[request] = now
         return 0
 
-    cdef int _record_pass(self, double end_ms) except -1 nogil:
+    cdef int _record_pass(self, double end_ms, int64_t iteration) except -1 nogil:
         cdef int64_t position
         cdef PassRow* row = <PassRow*>self.recorder.passes.append()
         row.start_ms = self.start_ms
@@ -178,10 +212,16 @@ cdef class Rank:
         row.decode_ms = self.price.decode_ms
         row.role = self.scheduler.role
         row.worker = self.index
+        row.iteration = iteration
         row.composed = self.price.composed
         row.emitted_tokens = self.scheduler.running.length if self.scheduler.stretch_done > 0 else 0
         for position in range(self.scheduler.burst_tokens.length):
             row.emitted_tokens += self.scheduler.burst_tokens.items[position]
+        row.priced_num_prefill = self.scheduler.shape.num_prefill
+        row.priced_sum_prefill_end_tokens = self.scheduler.shape.sum_prefill_end_tokens
+        row.priced_sum_prefill_past_tokens = self.scheduler.shape.sum_prefill_past_tokens
+        row.priced_num_decode = self.scheduler.shape.num_decode
+        row.priced_sum_decode_tokens = self.scheduler.shape.sum_decode_tokens
         row.record = self.scheduler.record
         return 0
 
@@ -249,6 +289,13 @@ cdef class WorkerPool:
             (<Rank>self.rank_pointers[rank]).leave_stretch()
         return 0
 
+    cdef int sample(self, int64_t sample, double at_ms) except -1 nogil:
+        """Record the gauges of every rank."""
+        cdef int64_t rank
+        for rank in range(self.num_workers * self.dp_size):
+            (<Rank>self.rank_pointers[rank]).sample(sample, at_ms)
+        return 0
+
     cdef bint has_work(self, int64_t worker) noexcept nogil:
         cdef int64_t rank
         for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
@@ -299,11 +346,12 @@ cdef class WorkerPool:
         self.workers[worker].busy = True
         self.workers[worker].end_ms = end_ms
         self.workers[worker].wave_step += 1
+        self.workers[worker].iterations += 1
         return True
 
     cdef int complete_rank(self, int64_t rank, double end_ms) except -1 nogil:
         """The pass of one rank ends; what came of it is read from the rank."""
-        (<Rank>self.rank_pointers[rank]).complete_pass(end_ms)
+        (<Rank>self.rank_pointers[rank]).complete_pass(end_ms, self.workers[rank // self.dp_size].iterations)
         return self.placement.pass_ended(rank, (<Rank>self.rank_pointers[rank]).scheduler.kv.pool)
 
     cdef int pass_over(self, int64_t worker) except -1 nogil:

@@ -6,6 +6,7 @@ Source: fpm-model.md section 2.5, clients.md section 3.1.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -25,6 +26,7 @@ __all__ = [
     "PerfDataNotAvailableError",
     "PerfDataWarning",
     "ReplayError",
+    "ReplayInterrupted",
     "RequestNeverFitsError",
     "StateLayoutError",
     "SystemsPathError",
@@ -188,6 +190,17 @@ class RequestNeverFitsError(ReplayError):
 
 class EmptyResultError(ReplayError):
     """A run produced no completed request, so that there is nothing to report."""
+
+
+class ReplayInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended a replay; no error but a wish, so loops over replays end too.
+
+    `report` is a `ReplayReport` of what was simulated so far, marked as partial; None when no request had completed.
+    """
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class KvForwardTooLargeError(ReplayError):

@@ -16,6 +16,7 @@ LAYERS = [
     {"operators"},
     {"estimator", "regression", "correction", "native", "wholeforward"},
     {"pricing"},
+    {"fitted", "recorded"},
     {"pages", "budget", "hybrid", "speculation", "scheduler"},
     {"recorder", "placement"},
     {"workers"},

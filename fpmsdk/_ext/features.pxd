@@ -62,6 +62,14 @@ cdef struct FaultSite:
     Py_ssize_t iteration         # -1: the call has only one
     Py_ssize_t rank              # -1: the iteration as a whole
 
+
+cdef inline double prefill_attention_pairs(double requests, double tokens, double kv_tokens) noexcept nogil:
+    # (new token, token it reads) of a prefill batch, from its sums alone; 0 without new tokens.
+    if tokens <= 0.0:
+        return 0.0
+    return kv_tokens * tokens / requests + tokens * tokens / (2.0 * requests) + tokens / 2.0
+
+
 cdef int check_ranks(const FpmRank* ranks, Py_ssize_t num_ranks, Py_ssize_t* faulty_rank) noexcept nogil
 cdef int check_role(int role, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil
 cdef int workload_kind(const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil

@@ -14,6 +14,7 @@ cdef struct PassShape:
     int64_t num_decode               # requests that emit a token which is not their first
     int64_t sum_decode_tokens        # their known tokens, prompt and generated, when scheduled
     int64_t kv_capacity_tokens
+    int64_t rank                     # of its pool
 
 
 cdef enum PriceStatus:

@@ -12,8 +12,15 @@ cdef struct PassRow:
     double decode_ms
     int64_t role          # of the pool that the worker belongs to
     int64_t worker        # counts ranks of its pool
+    int64_t iteration     # of the worker, from 1; its ranks pass together
     int64_t composed
     int64_t emitted_tokens
+    # What was priced, the fields of PassShape.
+    int64_t priced_num_prefill
+    int64_t priced_sum_prefill_end_tokens
+    int64_t priced_sum_prefill_past_tokens
+    int64_t priced_num_decode
+    int64_t priced_sum_decode_tokens
     PassRecord record
 
 
@@ -34,6 +41,29 @@ cdef struct PreemptionRow:
     int64_t role
     int64_t worker
     Preemption preemption
+
+
+cdef struct Gauges:
+    # The state of a rank after its last command or the end of its last pass, and counts since the start.
+    int64_t active_blocks
+    int64_t free_blocks                 # published ones included
+    int64_t published_free_blocks
+    int64_t kv_cache_used_bytes
+    int64_t running_requests
+    int64_t waiting_requests
+    int64_t cache_hit_tokens            # prompt tokens reused at admission
+    int64_t cache_total_tokens          # prompt tokens of the requests admitted
+    int64_t preemptions
+    int64_t decode_steps                # of a request, one per pass in which it emits after its first token
+    int64_t decode_tokens               # emitted in them
+
+
+cdef struct SampleRow:
+    int64_t sample
+    double sampled_at_ms
+    int64_t role
+    int64_t worker
+    Gauges gauges
 
 
 cdef class Rows:
@@ -68,8 +98,8 @@ cdef struct RecordedRequests:
 cdef class Recorder:
     cdef dict columns
     cdef RecordedRequests requests
-    cdef readonly Rows passes, gaps, admissions, preemptions
-    cdef bint keeps_passes
+    cdef readonly Rows passes, gaps, admissions, preemptions, samples
+    cdef bint keeps_passes, keeps_samples
     cdef int64_t num_requests
     cdef readonly int64_t committed_prefill_tokens
 

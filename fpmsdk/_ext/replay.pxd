@@ -36,9 +36,14 @@ cdef class Replay:
     cdef EventQueue arrivals, transfers
 
     cdef double max_sim_time_ms
+    cdef double sample_interval_ms     # 0: no samples
+    cdef int64_t num_samples
+    cdef double last_sample_ms
     cdef readonly double now_ms
 
     cdef int _run(self) except -1 nogil
+    cdef int _sample_before(self, double at_ms) except -1 nogil
+    cdef int _sample(self, double at_ms) except -1 nogil
     cdef double _next_event_ms(self) noexcept nogil
     cdef int _settle(self) except -1 nogil
     cdef int64_t _settle_disaggregated(self) except -1 nogil

@@ -30,6 +30,7 @@ class Replay:
         prefill_dp_rank: ArrayLike | None = None,
         concurrency: int = 0,
         max_sim_time_ms: float = ...,
+        sample_interval_ms: float = 0.0,
         request_ids: Sequence[str] | None = None,
     ) -> None: ...
     def run(self) -> None: ...

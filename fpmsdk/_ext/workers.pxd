@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPrice, PassPricer
-from fpmsdk._ext.recorder cimport Recorder
+from fpmsdk._ext.recorder cimport Gauges, Recorder
 from fpmsdk._ext.scheduler cimport IndexList, Requests, Scheduler
 
 
@@ -17,6 +17,7 @@ cdef class Rank:
     cdef double start_ms
     cdef PassPrice price
     cdef double last_token_ms      # end of the last pass
+    cdef Gauges gauges             # kept up to date when the recorder keeps samples
 
     cdef int leave_stretch(self) except -1 nogil
 
@@ -26,17 +27,20 @@ cdef class Rank:
     cdef int _record_admission(self, int64_t request, int64_t reused, double now) except -1 nogil
     cdef bint pass_had_effect(self) noexcept nogil
     cdef bint is_in_pass(self) noexcept nogil
-    cdef int complete_pass(self, double end_ms) except -1 nogil
+    cdef int complete_pass(self, double end_ms, int64_t iteration) except -1 nogil
+    cdef void observe(self) noexcept nogil
+    cdef int sample(self, int64_t sample, double at_ms) except -1 nogil
     cdef int64_t num_ended(self) noexcept nogil
     cdef int64_t ended(self, int64_t position) noexcept nogil
     cdef int _record_token_times(self, double now) except -1 nogil
-    cdef int _record_pass(self, double end_ms) except -1 nogil
+    cdef int _record_pass(self, double end_ms, int64_t iteration) except -1 nogil
 
 
 cdef struct Worker:
     bint busy
     double end_ms
     int64_t wave_step
+    int64_t iterations      # passes started
     IndexList deferred      # requests with a command that waits for the end of the pass
 
 
@@ -50,6 +54,7 @@ cdef class WorkerPool:
     cdef int64_t num_workers, dp_size
 
     cdef int leave_stretches(self) except -1 nogil
+    cdef int sample(self, int64_t sample, double at_ms) except -1 nogil
     cdef bint has_work(self, int64_t worker) noexcept nogil
     cdef bint has_pending(self) noexcept nogil
     cdef bint is_due(self, int64_t worker, double now) noexcept nogil

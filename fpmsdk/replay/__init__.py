@@ -7,14 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "RecordedPasses": "fpmsdk.replay.recording",
     "ReplayReport": "fpmsdk.replay.report",
     "Trace": "fpmsdk.replay.trace",
+    "fit_pass_timing": "fpmsdk.replay.fitted",
     "replay_trace": "fpmsdk.replay.run",
 }
 
-__all__ = ["ReplayReport", "Trace", "replay_trace"]
+__all__ = ["RecordedPasses", "ReplayReport", "Trace", "fit_pass_timing", "replay_trace"]
 
 if TYPE_CHECKING:
+    from fpmsdk.replay.fitted import fit_pass_timing
+    from fpmsdk.replay.recording import RecordedPasses
     from fpmsdk.replay.report import ReplayReport
     from fpmsdk.replay.run import replay_trace
     from fpmsdk.replay.trace import Trace

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fpmsdk.errors import TraceError
 from fpmsdk.replay.formats.recorded import RecordedRun
-from fpmsdk.replay.latency import Distribution
+from fpmsdk.replay.latency import Distribution, RequestLatencies
 from fpmsdk.replay.report import ReplayReport
 
 Float64 = NDArray[np.float64]
@@ -25,7 +25,7 @@ def compare_with_measured(report: ReplayReport, run: RecordedRun) -> dict[str, d
 
     Returns
     -------
-    For `ttft_ms`, `itl_ms` (mean gap of a request) and `e2e_ms`: `p50` and `p90` over the requests, and
+    For `ttft_ms`, `itl_ms` (mean gap of a request) and `e2e_ms`: `p50`, `mean` and `p90` over the requests, and
     `request_error_percent`, p50 and p90 of the absolute error of each request. For
     `output_token_throughput_per_user` (tokens/s, over token gaps): `p50` and `p90`. For
     `output_throughput_tok_s` and `duration_ms`: `total`. Each figure has `measured`, `replayed` and
@@ -45,9 +45,7 @@ def compare_with_measured(report: ReplayReport, run: RecordedRun) -> dict[str, d
     users = Distribution.of_sample(1e3 / gaps_ms[gaps_ms > 0])
     duration_ms = float(run.token_ms.max())
     return {
-        "ttft_ms": _latency(measured.ttft_ms, report.latencies.ttft_ms),
-        "itl_ms": _latency(measured.itl_ms, report.latencies.itl_ms),
-        "e2e_ms": _latency(measured.e2e_ms, report.latencies.e2e_ms),
+        **compare_latencies(measured, report.latencies),
         "output_token_throughput_per_user": {
             "p50": _pair(users.median, summary["median_output_token_throughput_per_user"]),
             "p90": _pair(users.p90, summary["p90_output_token_throughput_per_user"]),
@@ -59,11 +57,21 @@ def compare_with_measured(report: ReplayReport, run: RecordedRun) -> dict[str, d
     }
 
 
+def compare_latencies(measured: RequestLatencies, replayed: RequestLatencies) -> dict[str, dict[str, Any]]:
+    """The latencies of `compare_with_measured`, of the same requests in the same order."""
+    return {
+        "ttft_ms": _latency(measured.ttft_ms, replayed.ttft_ms),
+        "itl_ms": _latency(measured.itl_ms, replayed.itl_ms),
+        "e2e_ms": _latency(measured.e2e_ms, replayed.e2e_ms),
+    }
+
+
 def _latency(measured: Float64, replayed: Float64) -> dict[str, Any]:
     ours, theirs = Distribution.of_sample(replayed), Distribution.of_sample(measured)
     errors = Distribution.of_sample(np.abs(replayed - measured) / measured * 100)
     return {
         "p50": _pair(theirs.median, ours.median),
+        "mean": _pair(theirs.mean, ours.mean),
         "p90": _pair(theirs.p90, ours.p90),
         "request_error_percent": {"p50": errors.median, "p90": errors.p90},
     }

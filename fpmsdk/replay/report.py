@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fpmsdk.errors import EmptyResultError
+from fpmsdk.errors import ConfigError, EmptyResultError
 from fpmsdk.files import whole_file
 from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla
 
@@ -84,6 +84,9 @@ class ReplayReport:
     options: the settings that the figures depend on; shown in the JSON report.
     sla: bounds for goodput.
     fpm_query_coverage: how measured tables covered the replay, None when that was not collected.
+    samples, sample_interval_ms: gauges of every rank at multiples of the interval; None for no samples.
+    dp_sizes: attention-DP ranks per worker of each pool.
+    partial: whether the replay was interrupted; requests of which it was not told the end are `unfinished`.
 
     Raises
     ------
@@ -111,8 +114,16 @@ class ReplayReport:
         options: Mapping[str, Any] | None = None,
         sla: Sla | None = None,
         fpm_query_coverage: Mapping[str, Any] | None = None,
+        samples: Columns | None = None,
+        sample_interval_ms: float | None = None,
+        dp_sizes: Mapping[str, int] | None = None,
+        partial: bool = False,
     ) -> None:
         self.fpm_query_coverage = fpm_query_coverage
+        self.partial = partial
+        self._samples = samples
+        self._sample_interval_ms = sample_interval_ms
+        self._dp_sizes = dict(dp_sizes or {"agg": 1})
         self.latencies = RequestLatencies.of(
             requests["arrival_ms"],
             requests["first_token_ms"],
@@ -168,12 +179,71 @@ class ReplayReport:
         """One row per preemption: the victim, the blocks that it really held, and the state of its rank."""
         return _arrow(self.preemption_columns)
 
+    @cached_property
+    def fpm_stream(self) -> pyarrow.Table:
+        """The telemetry that the engines would have published (`fpmsdk.replay.stream.fpm_stream`).
+
+        `FpmBatch.from_arrow` reads it, to tune a model; `RecordedPasses.from_stream` prices the same replay with it.
+        Raises ConfigError when passes were not recorded.
+        """
+        from fpmsdk.replay.stream import fpm_stream
+
+        if not len(self.pass_columns["worker"]):
+            raise ConfigError("the replay has kept no passes; leave record_passes at True", "record_passes")
+        return fpm_stream(self.pass_columns, self._dp_sizes)
+
+    def fpm_frames(self) -> list[bytes]:
+        """The same telemetry as the messages of the wire, in the order of publication."""
+        from fpmsdk.replay.stream import stream_frames
+
+        return list(stream_frames(self.fpm_stream))
+
+    def write_fpm_stream(self, path: str | Path) -> None:
+        """Write the telemetry, whole or not at all.
+
+        `.parquet` and `.arrow` hold the table, `.bin` and `.bin.gz` the messages of the wire as
+        `fpmsdk.metrics.read_frames` reads them. Raises ConfigError for another ending.
+        """
+        from fpmsdk.metrics import write_frames
+        from fpmsdk.replay.stream import stream_frames, write_table
+
+        if str(path).endswith((".bin", ".bin.gz")):
+            write_frames(path, stream_frames(self.fpm_stream))
+        else:
+            write_table(path, self.fpm_stream)
+
+    @cached_property
+    def series(self) -> pyarrow.Table:
+        """One row per sample: traffic since the last one, gauges of every rank (`fpmsdk.replay.series`).
+
+        Raises ConfigError when no samples were taken.
+        """
+        from fpmsdk.replay.series import telemetry_series
+
+        if self._samples is None or self._sample_interval_ms is None:
+            raise ConfigError("the replay took no samples; give it sample_interval_ms", "sample_interval_ms")
+        engine = self.options.get("launch", {}).get("engine", {})
+        has_byte_budget = "kv_cache_used_bytes" in self.pass_columns
+        return telemetry_series(
+            self._samples,
+            self.request_columns,
+            self._sample_interval_ms,
+            self._dp_sizes,
+            engine["kv_cache_capacity_bytes"] if has_byte_budget else None,
+        )
+
+    def write_series(self, path: str | Path) -> None:
+        """Write the samples to a `.parquet`, `.arrow` or `.jsonl` file, whole or not at all."""
+        from fpmsdk.replay.series import write_series
+
+        write_series(path, self.series)
+
     def to_json(self, *, per_request: bool = True) -> str:
-        """The report as one JSON object: `options`, `summary` and, unless not wanted, `per_request`.
+        """The report as one JSON object: `options`, `partial`, `summary` and, unless not wanted, `per_request`.
 
         `fpm_query_coverage` is in it when it was collected.
         """
-        document: dict[str, Any] = {"options": self.options, "summary": self.summary}
+        document: dict[str, Any] = {"options": self.options, "partial": self.partial, "summary": self.summary}
         if self.fpm_query_coverage is not None:
             document["fpm_query_coverage"] = self.fpm_query_coverage
         if per_request:
@@ -201,7 +271,8 @@ class ReplayReport:
 
         summary = self.summary
         table = Table(
-            title=f"{summary['completed_requests']:,} of {summary['num_requests']:,} requests completed",
+            title=("PARTIAL, interrupted: " if self.partial else "")
+            + f"{summary['completed_requests']:,} of {summary['num_requests']:,} requests completed",
             caption=(
                 f"{summary['duration_ms'] / 1e3:,.1f} s simulated, "
                 f"{summary['request_throughput_rps']:,.2f} requests/s, "

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
+from fpmsdk._ext.recorded import RecordedTiming
 from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.replay import Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Status
@@ -26,6 +27,7 @@ from fpmsdk.errors import (
     KvForwardTooLargeError,
     MissingCapabilityError,
     ReplayError,
+    ReplayInterrupted,
     TimingError,
     TraceError,
 )
@@ -41,6 +43,9 @@ MAX_RANKS = 65_536
 MAX_KV_TOKENS = 2**62
 # Durations are counted in 64-bit seconds; figures of much later times would overflow.
 MAX_TIME_MS = 2.0**64 * 1e3
+
+# How reports name the pool of each worker type, in the order of `Role`.
+_POOLS = {"aggregated": "agg", "prefill": "prefill", "decode": "decode"}
 
 _RECORDED_COLUMNS = (
     "arrival_ms",
@@ -89,6 +94,7 @@ def replay_trace(
     watermark: float = 0.0,
     scheduler_reserve_full_isl: bool = True,
     record_passes: bool = True,
+    sample_interval_ms: float | None = None,
 ) -> ReplayReport:
     """Serve a trace with simulated vLLM workers and return the report.
 
@@ -118,6 +124,7 @@ def replay_trace(
         scheduler_reserve_full_isl: vLLM settings that a launch does not carry, with vLLM's defaults.
     vllm_version: selects the long-prefill rule; from 0.31 on a lone request is not cut.
     record_passes: keep a row per pass.
+    sample_interval_ms: sample the state of every rank at its multiples, for `ReplayReport.series`; None for no samples.
 
     Raises
     ------
@@ -128,25 +135,26 @@ def replay_trace(
     RequestNeverFitsError: nothing can happen any more while a request waits; names it.
     TimingError: the timing model is not ready or answered with an unusable latency.
     EmptyResultError: no request completed.
+    ReplayInterrupted: Ctrl-C; its `report` has what was simulated so far.
 
     >>> trace = Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3])
     >>> launch = {"engine": {"timing_model": {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}}}
     >>> replay_trace(trace, launch=launch).summary["mean_ttft_ms"]
     13.0
     """
-    if not isinstance(trace, Trace):
-        raise TraceError(f"trace is {shown(trace)}; give a Trace, as Trace.read(path) returns")
-    _check_choice("scheduler_rules", scheduler_rules, ("vllm", "simulator"))
-    _check_choice("mixed_pass_pricing", mixed_pass_pricing, ("composed", "separate"))
-    _check_integer("num_workers", num_workers, 1)
-    _check_number("arrival_speedup_ratio", arrival_speedup_ratio, sys.float_info.min)
-    if concurrency is not None:
-        _check_integer("concurrency", concurrency, 1)
-    if max_sim_time_ms is not None:
-        _check_number("max_sim_time_ms", max_sim_time_ms, 0.0)
-    _check_choice("placement", placement, ("round_robin", "kv_aware"))
-    _check_integer("num_prefill_workers", num_prefill_workers, 1)
-    _check_number("handoff_latency_ms", handoff_latency_ms, 0.0)
+    _check_options(
+        trace,
+        scheduler_rules,
+        mixed_pass_pricing,
+        num_workers,
+        placement,
+        num_prefill_workers,
+        handoff_latency_ms,
+        arrival_speedup_ratio,
+        concurrency,
+        max_sim_time_ms,
+        sample_interval_ms,
+    )
     launch = _launch_config(launch)
     bounds = sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla)
     vllm_settings = {
@@ -158,6 +166,8 @@ def replay_trace(
         "scheduler_reserve_full_isl": scheduler_reserve_full_isl,
     }
 
+    recordings: list[RecordedTiming] = []
+
     def plan(
         launch: EngineLaunchConfig, num_workers: int, timing: Any, placement: str, workers_name: str = "num_workers"
     ) -> PoolPlan:
@@ -165,12 +175,11 @@ def replay_trace(
         check_simulated(engine, scheduler_rules)
         _check_size(launch, num_workers, workers_name)
         _check_vllm_settings(vllm_settings, engine, scheduler_rules)
-        pricer = PassPricer(
-            as_timing_model(engine.timing_model if timing is None else timing),
-            mixed_pass_pricing == "composed",
-            engine.speedup_ratio,
-            engine.decode_speedup_ratio,
-        )
+        model = as_timing_model(engine.timing_model if timing is None else timing)
+        pricer = PassPricer(model, mixed_pass_pricing == "composed", engine.speedup_ratio, engine.decode_speedup_ratio)
+        if isinstance(model, RecordedTiming):  # durations as they came out, whole passes each
+            recordings.append(model)
+            pricer = PassPricer(model, True, 1.0, 1.0)
         settings = {"scheduler_rules": scheduler_rules, **vllm_settings}
         return PoolPlan(launch, num_workers, pricer, placement, settings)
 
@@ -187,7 +196,7 @@ def replay_trace(
         _check_dp_ranks(trace, pool.launch)
 
     requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
-    recorder = Recorder(len(trace), record_passes)
+    recorder = Recorder(len(trace), record_passes, sample_interval_ms is not None)
     source = launch if prefill is None else prefill.launch
     replay = Replay(
         requests,
@@ -205,17 +214,17 @@ def replay_trace(
         dp_rank=trace.dp_rank,
         prefill_dp_rank=trace.prefill_dp_rank,
         max_sim_time_ms=math.inf if max_sim_time_ms is None else max_sim_time_ms,
+        sample_interval_ms=sample_interval_ms or 0.0,
         request_ids=trace.request_ids.tolist(),
     )
     started = time.perf_counter()
     timings = [timing] if prefill_timing is None or prefill_timing is timing else [prefill_timing, timing]
-    with coverage_on_failure(*timings):
-        try:
-            replay.run()
-        except KvForwardTooLargeError as fault:
-            raise ReplayError(fault.describe(repr(trace.request_ids[fault.request]))) from fault
+    interrupted = _was_interrupted(replay, trace, timings)
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
+    stopped = f"interrupted at {replay.now_ms:,.1f} ms of simulated time"
+    if interrupted and Status.COMPLETED not in requests.column("status"):
+        raise ReplayInterrupted(f"{stopped}, before any request completed")
     gaps = recorder.gaps.array()
     arrived = ~np.isnan(recorder.column("arrival_ms"))
     columns = _request_columns(trace, requests, recorder, plans, scheduler_rules)
@@ -226,6 +235,10 @@ def replay_trace(
             recorder.passes.array(), scheduler_rules == "simulator" and bool(launch.engine.kv_cache_groups)
         ),
         preemptions=_preemption_columns(trace, recorder.preemptions.array()),
+        samples=_table_columns(recorder.samples.array()),
+        sample_interval_ms=sample_interval_ms,
+        dp_sizes={_POOLS[pool.launch.engine.worker_type]: pool.launch.dp_size for pool in plans},
+        partial=interrupted,
         gap_ms=gaps["gap_ms"],
         gap_count=gaps["count"],
         committed_prefill_tokens=recorder.committed_prefill_tokens,
@@ -260,7 +273,52 @@ def replay_trace(
     )
     report.summary["composed_passes"] = sum(pool.pricer.num_composed for pool in plans)
     report.summary["mixed_passes_priced_separately"] = sum(pool.pricer.num_fallback for pool in plans)
+    if interrupted:
+        raise ReplayInterrupted(stopped, report)
+    _check_recordings_used(recordings)
     return report
+
+
+def _check_options(
+    trace: Any,
+    scheduler_rules: Any,
+    mixed_pass_pricing: Any,
+    num_workers: Any,
+    placement: Any,
+    num_prefill_workers: Any,
+    handoff_latency_ms: Any,
+    arrival_speedup_ratio: Any,
+    concurrency: Any,
+    max_sim_time_ms: Any,
+    sample_interval_ms: Any,
+) -> None:
+    if not isinstance(trace, Trace):
+        raise TraceError(f"trace is {shown(trace)}; give a Trace, as Trace.read(path) returns")
+    _check_choice("scheduler_rules", scheduler_rules, ("vllm", "simulator"))
+    _check_choice("mixed_pass_pricing", mixed_pass_pricing, ("composed", "separate"))
+    _check_integer("num_workers", num_workers, 1)
+    _check_number("arrival_speedup_ratio", arrival_speedup_ratio, sys.float_info.min)
+    if concurrency is not None:
+        _check_integer("concurrency", concurrency, 1)
+    if max_sim_time_ms is not None:
+        _check_number("max_sim_time_ms", max_sim_time_ms, 0.0)
+    if sample_interval_ms is not None:
+        _check_number("sample_interval_ms", sample_interval_ms, sys.float_info.min)
+    _check_choice("placement", placement, ("round_robin", "kv_aware"))
+    _check_integer("num_prefill_workers", num_prefill_workers, 1)
+    _check_number("handoff_latency_ms", handoff_latency_ms, 0.0)
+
+
+def _was_interrupted(replay: Replay, trace: Trace, timings: list[Any]) -> bool:
+    """Run the replay; return whether Ctrl-C ended it."""
+    with coverage_on_failure(*timings):
+        try:
+            replay.run()
+        except KvForwardTooLargeError as fault:
+            raise ReplayError(fault.describe(repr(trace.request_ids[fault.request]))) from fault
+        except KeyboardInterrupt:
+            return True
+    return False
 
 
 def as_timing_model(timing: Any) -> TimingModel:
@@ -293,6 +351,16 @@ def as_timing_model(timing: Any) -> TimingModel:
     raise TimingError(
         f"timing is {shown(dict(timing))}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} or a model"
     )
+
+
+def _check_recordings_used(recordings: list[RecordedTiming]) -> None:
+    for recording in recordings:
+        for rank, unused in enumerate(recording.unused_passes()):
+            if unused:
+                raise ReplayError(
+                    f"the replay differs from the recording that prices it: {unused} recorded passes of rank {rank} "
+                    "did not happen; replay the trace, launch and options that were recorded"
+                )
 
 
 def _is_latency(value: Any) -> bool:
@@ -421,7 +489,7 @@ def _next_turns(trace: Trace) -> NDArray[np.int64]:
 
 def _table_columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
     columns: dict[str, NDArray[Any]] = {name: rows[name] for name in rows.dtype.names or ()}
-    columns["pool"] = np.array(["agg", "prefill", "decode"], object)[columns.pop("role")]
+    columns["pool"] = np.array(list(_POOLS.values()), object)[columns.pop("role")]
     return columns
 
 

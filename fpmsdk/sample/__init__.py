@@ -47,10 +47,34 @@ def eval_run() -> RecordedRun:
     >>> len(run.trace), run.engine["max_num_seqs"]
     (220, 16)
     """
-    from fpmsdk.replay.formats.recorded import read_run
+    return _run("requests_eval.json.gz")
 
-    with as_file(files(__name__) / "requests_eval.json.gz") as path:
-        return read_run(path)
+
+def burst_frames() -> list[bytes]:
+    """The msgpack frames of a run whose arrivals overload the engine.
+
+    >>> len(burst_frames())
+    1654
+    """
+    return _frames("fpm_burst.bin.gz")
+
+
+def train_run() -> RecordedRun:
+    """The requests of the training run.
+
+    >>> len(train_run().trace)
+    240
+    """
+    return _run("requests_train.json.gz")
+
+
+def burst_run() -> RecordedRun:
+    """The requests of the run that overloads the engine.
+
+    >>> len(burst_run().trace)
+    160
+    """
+    return _run("requests_burst.json.gz")
 
 
 def launch(run: RecordedRun) -> dict[str, Any]:
@@ -63,6 +87,13 @@ def launch(run: RecordedRun) -> dict[str, Any]:
     settings.pop("enforce_eager")  # how a pass is executed, not how it is scheduled
     settings["num_gpu_blocks"] = settings.pop("num_gpu_blocks_override")
     return {"engine": {"backend": "vllm", **settings}}
+
+
+def _run(name: str) -> RecordedRun:
+    from fpmsdk.replay.formats.recorded import read_run
+
+    with as_file(files(__name__) / name) as path:
+        return read_run(path)
 
 
 def _frames(name: str) -> list[bytes]:

@@ -1,74 +1,74 @@
 """Fed with the arrivals and step ends of a recorded run, the rank schedules every pass of the real engine."""
 
-import gzip
-import json
-from importlib.resources import files
+import dataclasses
 
 import numpy as np
+import pytest
 
-from fpmsdk import FpmBatch, sample
-from fpmsdk._ext.scheduler import Requests, Scheduler
+from fpmsdk import EngineLaunchConfig, FpmBatch, sample
+from fpmsdk._ext.pricing import FixedTiming
+from fpmsdk.errors import TraceError
+from fpmsdk.replay import RecordedPasses
+from fpmsdk.replay.measured import latencies_of_prices, measured_schedule
 
-# The engine loop saw a request this much after the step before, at most.
-LOOP_SECONDS = 0.003
-
-# Telemetry columns, and what a pass of the rank calls them.
-COUNTS = {
-    "num_prefill_requests": "num_prefill_requests",
-    "sum_prefill_tokens": "sum_prefill_tokens",
-    "sum_prefill_kv_tokens": "sum_prefill_kv_tokens",
-    "num_decode_requests": "num_decode_requests",
-    "sum_decode_kv_tokens": "sum_decode_kv_tokens",
-    "queued_num_prefill_requests": "num_queued_prefill",
-    "queued_sum_prefill_tokens": "sum_queued_prefill_tokens",
-    "queued_num_decode_requests": "num_queued_decode",
-    "queued_sum_decode_kv_tokens": "sum_queued_decode_kv_tokens",
-}
-VARIANCES = {
-    "var_prefill_length": "var_prefill_length",
-    "var_decode_kv_tokens": "var_decode_kv_tokens",
-    "queued_var_prefill_length": "var_queued_prefill_length",
-    "queued_var_decode_kv_tokens": "var_queued_decode_kv_tokens",
+RUNS = {
+    "train": (sample.train_run, sample.train_frames),
+    "eval": (sample.eval_run, sample.eval_frames),
+    "burst": (sample.burst_run, sample.burst_frames),
 }
 
 
-def simulated_passes(run, wall_time_s):
-    """The passes of a rank that gets each request and ends each step when the engine did."""
-    requests, engine = run["requests"], run["engine"]
-    scheduler = Scheduler(
-        Requests([request["prompt"] for request in requests], [request["output"] for request in requests]),
-        "vllm",
-        num_gpu_blocks=engine["num_gpu_blocks_override"],
-        block_size=engine["block_size"],
-        max_num_seqs=engine["max_num_seqs"],
-        max_num_batched_tokens=engine["max_num_batched_tokens"],
-        max_model_len=engine["max_model_len"],
-    )
-    emitted = np.zeros(len(requests), int)
-    arrived, now = 0, 0.0
-    for seconds in wall_time_s:
-        if not scheduler.has_unfinished():
-            now = max(now, requests[arrived]["added"])
-        while arrived < len(requests) and requests[arrived]["added"] <= now + LOOP_SECONDS:
-            scheduler.enqueue(arrived)
-            arrived += 1
-        yield scheduler.schedule_pass()
-        tokens, _ = scheduler.complete_pass()
-        # All tokens of a step come out at once; a step without tokens is as long as its telemetry says.
-        ends = {requests[request]["token_times"][emitted[request]] for request in tokens}
-        emitted[tokens] += 1
-        assert len(ends) <= 1
-        now = ends.pop() if ends else now + seconds
+def schedule_of(name, changed=lambda run: run):
+    run, frames = (read() for read in RUNS[name])
+    launch = EngineLaunchConfig.from_mapping(sample.launch(run))
+    return run, measured_schedule(changed(run), FpmBatch.from_frames(frames), launch)
 
 
-def test_every_recorded_pass_is_reproduced():
-    run = json.loads(gzip.decompress((files(sample) / "requests_eval.json.gz").read_bytes()))
-    batch = FpmBatch.from_frames(sample.eval_frames())
-    batch = batch.take(np.flatnonzero(batch.wall_time_s > 0))  # heartbeats are no passes
-    decided = list(simulated_passes(run, batch.wall_time_s))
-    assert len(decided) == 9327
-    for column, name in COUNTS.items():
-        assert getattr(batch, column).tolist() == [one_pass[name] for one_pass in decided], column
-    for column, name in VARIANCES.items():
-        np.testing.assert_allclose([one_pass[name] for one_pass in decided], getattr(batch, column), atol=1e-6)
-    assert sum(len(one_pass["preempted"]) for one_pass in decided) > 0
+@pytest.mark.parametrize(
+    ("name", "passes", "tokens", "preemptions"),
+    [("train", 15049, 32549, 0), ("eval", 9327, 29804, 2), ("burst", 1653, 16540, 11)],
+)
+def test_every_recorded_pass_and_every_token_time_is_reproduced(name, passes, tokens, preemptions):
+    _, schedule = schedule_of(name)
+    assert schedule.differences == []
+    assert len(schedule.passes) == passes
+    assert schedule.tokens == tokens
+    assert sum(len(one["preempted"]) for one in schedule.passes) == preemptions
+
+
+def test_a_request_that_came_later_than_recorded_is_found_in_words():
+    def one_second_late(run):
+        added_ms = run.added_ms.copy()
+        added_ms[3] += 1000.0
+        return dataclasses.replace(run, added_ms=added_ms)
+
+    _, schedule = schedule_of("burst", one_second_late)
+    assert any("num_prefill_requests: recorded 1, simulated 0" in line for line in schedule.differences)
+    assert any(line.startswith("token 0 of request q0003: recorded at ") for line in schedule.differences)
+
+
+def test_a_run_that_does_not_say_when_the_engine_got_its_requests_is_refused():
+    with pytest.raises(TraceError, match="no added times"):
+        schedule_of("burst", lambda run: dataclasses.replace(run, added_ms=run.added_ms * np.nan))
+
+
+def test_prices_of_recorded_passes_stretch_time_pass_by_pass():
+    run, schedule = schedule_of("burst")
+    latencies, total_ms = latencies_of_prices(run, schedule, FixedTiming(0.0, 2.0))
+    # Two ms for every pass with decode, none for the others: tokens of one request are whole passes apart.
+    decoding = sum(one["work"]["num_decode"] > 0 for one in schedule.passes)
+    assert total_ms == 2.0 * decoding
+    steps = (latencies.e2e_ms - latencies.ttft_ms) / 2.0
+    assert np.allclose(steps, np.round(steps), atol=1e-6)
+    assert latencies.ttft_ms.min() == 0.0
+
+
+def test_measured_prices_give_the_measured_latencies():
+    run, schedule = schedule_of("eval")
+    durations_ms = schedule.end_ms - schedule.start_ms
+    timing = RecordedPasses.from_durations([durations_ms.tolist()]).timing_model()
+    latencies, total_ms = latencies_of_prices(run, schedule, timing)
+    measured = run.latencies()
+    assert np.allclose(latencies.ttft_ms, measured.ttft_ms, atol=1e-3)
+    assert np.allclose(latencies.e2e_ms, measured.e2e_ms, atol=1e-3)
+    assert np.isclose(total_ms, durations_ms.sum())

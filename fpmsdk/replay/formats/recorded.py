@@ -7,6 +7,7 @@ measured times as well, for comparison with a replay.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +31,7 @@ class _Request(msgspec.Struct):
     prompt: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
     output: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
     token_times: list[_Seconds] = []
+    added: _Seconds | None = None
 
 
 class _Run(msgspec.Struct):
@@ -47,12 +49,14 @@ class RecordedRun:
     trace: planned arrivals and lengths; times count from the start of the run.
     token_ms: float64, when each output token came out, request after request in trace order.
     token_offsets: int64[n + 1]; request i owns `token_ms[token_offsets[i]:token_offsets[i + 1]]`.
+    added_ms: float64[n], when the engine got each request; NaN where that was not recorded.
     """
 
     engine: dict[str, Any]
     trace: Trace
     token_ms: NDArray[np.float64]
     token_offsets: NDArray[np.int64]
+    added_ms: NDArray[np.float64]
 
     def latencies(self) -> RequestLatencies:
         """Measured latencies of each request, from its planned arrival; NaN for one without tokens."""
@@ -116,7 +120,8 @@ def read_run(path: str | Path, block_tokens: int = 512) -> RecordedRun:
     offsets = np.zeros(len(requests) + 1, np.int64)
     np.cumsum([len(request.token_times) for request in requests], out=offsets[1:])
     tokens = _milliseconds([at for request in requests for at in request.token_times])
-    return RecordedRun(run.engine, trace, tokens, offsets)
+    added = _milliseconds([math.nan if request.added is None else request.added for request in requests])
+    return RecordedRun(run.engine, trace, tokens, offsets, added)
 
 
 def _milliseconds(seconds: list[float]) -> NDArray[np.float64]:
