@@ -13,7 +13,7 @@ from fpmsdk._ext.pages cimport KvCache, resized
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPricer
 from fpmsdk._ext.recorder cimport AdmissionRow, PassRow, PreemptionRow, RecordedRequests, Recorder, SampleRow
-from fpmsdk._ext.scheduler cimport DECODE, PREFILL, Scheduler, append
+from fpmsdk._ext.scheduler cimport DECODE, PREFILL, RequestColumns, ScheduledItem, Scheduler, append
 
 
 cdef class Rank:
@@ -40,6 +40,7 @@ cdef class Rank:
         self.pricer = pricer
         self.recorder = recorder
         self.index = index
+        self.observe()
 
     cdef bint has_work(self) noexcept nogil:
         return self.scheduler.has_work()
@@ -86,7 +87,6 @@ cdef class Rank:
             preemption.role = self.scheduler.role
             preemption.worker = self.index
             preemption.preemption = self.scheduler.preemptions[position]
-        self.gauges.preemptions += self.scheduler.num_preemptions
         # In this order: ties between workers depend on the last bit.
         return (now + self.price.prefill_ms) + self.price.decode_ms
 
@@ -94,8 +94,6 @@ cdef class Rank:
         cdef RecordedRequests* record = &self.recorder.requests
         cdef AdmissionRow* admission
         record.num_admissions[request] += 1
-        self.gauges.cache_hit_tokens += reused
-        self.gauges.cache_total_tokens += self.scheduler.requests.columns.prompt_tokens[request]
         if self.scheduler.role == DECODE:
             if record.decode_admit_ms[request] != record.decode_admit_ms[request]:
                 # The prompt is here already: it was transferred or was cached, and nothing of it is computed.
@@ -138,8 +136,33 @@ cdef class Rank:
                 self.recorder.requests.end_ms[self.ended(position)] = end_ms
         if self.recorder.keeps_passes:
             self._record_pass(end_ms, iteration)
-        self.observe()
+        if self.recorder.keeps_samples:
+            self._count_pass()
+            self.observe()
         return 0
+
+    cdef void _count_pass(self) noexcept nogil:
+        """Counts become visible at the end of the pass."""
+        cdef RequestColumns* requests = &self.scheduler.requests.columns
+        cdef ScheduledItem* item
+        cdef int64_t position, emitted = 0
+        self.gauges.preemptions += self.scheduler.num_preemptions
+        if self.scheduler.stretch_done > 0:
+            self.gauges.decode_steps += self.scheduler.running.length
+            self.gauges.decode_tokens += self.scheduler.running.length
+        for position in range(self.scheduler.num_scheduled):
+            item = &self.scheduler.scheduled[position]
+            if position >= self.scheduler.num_scheduled - self.scheduler.num_admitted:
+                self.gauges.cache_hit_tokens += item.computed_before
+                self.gauges.cache_total_tokens += requests.prompt_tokens[item.request]
+            # Both lists are in running order.
+            if emitted == self.scheduler.emitted.length or self.scheduler.emitted.items[emitted] != item.request:
+                continue
+            # The first token belongs to the prompt, and so does one that ends a recompute.
+            if item.tokens <= 1 and item.computed_before >= requests.prompt_tokens[item.request]:
+                self.gauges.decode_steps += 1
+                self.gauges.decode_tokens += self.scheduler.burst_tokens.items[emitted]
+            emitted += 1
 
     cdef void observe(self) noexcept nogil:
         """Note the state that samples show until the next command or the next end of a pass."""
@@ -153,7 +176,8 @@ cdef class Rank:
         gauges.published_free_blocks = min(self.scheduler.kv.published_free_blocks(), gauges.free_blocks)
         gauges.kv_cache_used_bytes = self.scheduler.kv.used_bytes()
         gauges.running_requests = self.scheduler.running.length
-        gauges.waiting_requests = self.scheduler.waiting.length + self.scheduler.pending.length
+        # Prompts on their way to a decode rank wait, too.
+        gauges.waiting_requests = self.scheduler.queued_prefill.count + self.scheduler.queued_decode.count
 
     cdef int sample(self, int64_t sample, double at_ms) except -1 nogil:
         """Record the gauges as they were last noted."""
@@ -181,8 +205,6 @@ cdef class Rank:
             # Everybody emits, and did so in the pass before.
             self.recorder.count_gaps(now - self.last_token_ms, self.scheduler.running.length)
             self.last_token_ms = now
-            self.gauges.decode_steps += self.scheduler.running.length
-            self.gauges.decode_tokens += self.scheduler.running.length
             return 0
         self.last_token_ms = now
         for position in range(self.scheduler.emitted.length):
@@ -193,8 +215,6 @@ cdef class Rank:
                 record.first_token_ms[request] = now
                 record.last_token_ms[request] = now
                 continue
-            self.gauges.decode_steps += 1
-            self.gauges.decode_tokens += generated - before
             if before == 1:
                 record.second_token_ms[request] = now
             self.recorder.count_gap(now - record.last_token_ms[request], first_gap)

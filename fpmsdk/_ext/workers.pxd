@@ -28,6 +28,7 @@ cdef class Rank:
     cdef bint pass_had_effect(self) noexcept nogil
     cdef bint is_in_pass(self) noexcept nogil
     cdef int complete_pass(self, double end_ms, int64_t iteration) except -1 nogil
+    cdef void _count_pass(self) noexcept nogil
     cdef void observe(self) noexcept nogil
     cdef int sample(self, int64_t sample, double at_ms) except -1 nogil
     cdef int64_t num_ended(self) noexcept nogil

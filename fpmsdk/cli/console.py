@@ -18,6 +18,7 @@ from fpmsdk.errors import FpmSdkError
 
 REJECTED_INPUT = 2
 NEGATIVE_RESULT = 1
+INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 

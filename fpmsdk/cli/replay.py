@@ -1,11 +1,11 @@
 """`fpmsdk replay`: serve a trace with a simulated engine and report the latencies."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fpmsdk.cli.console import JsonOption, progress, show
+from fpmsdk.cli.console import INTERRUPTED, JsonOption, progress, show
 from fpmsdk.cli.inputs import (
     AttentionDpOption,
     ConfigOption,
@@ -13,7 +13,10 @@ from fpmsdk.cli.inputs import (
     read_object,
     tuned_model,
 )
-from fpmsdk.errors import ConfigError
+from fpmsdk.errors import ConfigError, ReplayInterrupted
+
+if TYPE_CHECKING:
+    from fpmsdk import ReplayReport, Trace
 
 
 def replay(
@@ -47,14 +50,28 @@ def replay(
     output: Annotated[
         Path | None, typer.Option("--output", help="Write the report with a record per request here (JSON).")
     ] = None,
+    fpm_stream: Annotated[
+        Path | None,
+        typer.Option(
+            "--fpm-stream", help="Write the telemetry of every pass: .parquet, .arrow, or .bin as on the wire."
+        ),
+    ] = None,
+    series: Annotated[
+        Path | None, typer.Option("--series", help="Write samples of queues and caches: .parquet, .arrow or .jsonl.")
+    ] = None,
+    sample_interval_ms: Annotated[
+        float | None, typer.Option("--sample-interval-ms", help="Simulated time between samples; 1000 by default.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Replay a request trace; passes cost what the launch says, --fixed, or a model tuned on --frames.
 
-    Exits with 1 when no request completed.
+    Exits with 1 when no request completed, and with 130 after Ctrl-C, when it has reported what was simulated so far.
     """
-    from fpmsdk import Trace, replay_trace
+    from fpmsdk import Trace
 
+    if sample_interval_ms is not None and series is None:
+        raise ConfigError("--sample-interval-ms has no effect without --series; give both")
     if fixed is not None and frames:
         raise ConfigError("--fixed and --frames both price the passes; give one of them")
     if not frames and (config is not None or worker_type is not None or attention_dp is not None):
@@ -69,7 +86,7 @@ def replay(
         timing = tuned_model(frames, config, worker_type, attention_dp)
     bounds = {"ttft_ms": ttft_ms, "itl_ms": itl_ms, "e2e_ms": e2e_ms}
     with progress(f"replaying {len(requests):,} requests"):
-        report = replay_trace(
+        report = _whole_or_partial(
             requests,
             launch=None if launch is None else read_object(launch, "the launch configuration"),
             timing=timing,
@@ -79,11 +96,37 @@ def replay(
             arrival_speedup_ratio=speedup,
             concurrency=concurrency,
             sla=None if all(bound is None for bound in bounds.values()) else bounds,
+            sample_interval_ms=None if series is None else 1000.0 if sample_interval_ms is None else sample_interval_ms,
         )
     if output is not None:
         report.write_json(output)
+    if fpm_stream is not None:
+        report.write_fpm_stream(fpm_stream)
+    if series is not None:
+        report.write_series(series)
     show(
-        {"options": report.options, "trace": requests.summary(), "summary": report.summary},
+        {
+            "options": report.options,
+            "partial": report.partial,
+            "trace": requests.summary(),
+            "summary": report.summary,
+        },
         json,
         report.table(),
     )
+    if report.partial:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _whole_or_partial(trace: "Trace", **options: Any) -> "ReplayReport":
+    """The report of a replay, or of the part of it that Ctrl-C left."""
+    from fpmsdk import replay_trace
+
+    try:
+        return replay_trace(trace, **options)
+    except ReplayInterrupted as stop:
+        typer.echo(f"{stop}; what was simulated until then is partial", err=True)
+        if stop.report is None:
+            raise typer.Exit(INTERRUPTED) from None
+        report: ReplayReport = stop.report
+        return report

@@ -90,7 +90,7 @@ def write_series(path: str | Path, series: pyarrow.Table) -> None:
 
 def _per_interval(samples: Columns, name: str, count: int) -> NDArray[np.int64]:
     totals = np.bincount(samples["sample"], samples[name], count).astype(np.int64)
-    return np.diff(totals, prepend=totals[:1])
+    return np.diff(totals, prepend=0)
 
 
 def _gauges(samples: Columns, count: int, dp_size: int, capacity_bytes: int | None) -> pyarrow.ListArray:

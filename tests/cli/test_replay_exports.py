@@ -1,0 +1,105 @@
+"""`fpmsdk replay`: what it writes beside the report, and what Ctrl-C leaves."""
+
+import json
+import signal
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import fpmsdk
+from fpmsdk import FpmBatch
+from fpmsdk.cli.app import app
+from fpmsdk.metrics import read_frames
+
+ROWS = [
+    {"timestamp": 40 * i, "input_length": 600, "output_length": 8, "hash_ids": [2 * i, 2 * i + 1]} for i in range(3)
+]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)))
+    return str(path)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+
+
+def test_the_telemetry_of_every_pass_is_written_in_the_form_of_the_ending(trace, tmp_path):
+    table, wire = tmp_path / "stream.parquet", tmp_path / "stream.bin"
+    for path in (table, wire):
+        assert run(trace, "--fixed", 30, 5, "--fpm-stream", path).exit_code == 0
+    batch = FpmBatch.from_arrow(pq.read_table(table))
+    assert len(batch) == len(read_frames(wire)) > 3
+    assert batch.sum_prefill_tokens.sum() == 3 * 600
+
+
+def test_samples_are_written_at_the_interval(trace, tmp_path):
+    path = tmp_path / "series.jsonl"
+    assert run(trace, "--fixed", 30, 5, "--series", path, "--sample-interval-ms", 25).exit_code == 0
+    samples = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [sample["sampled_at_ms"] for sample in samples[:3]] == [0.0, 25.0, 50.0]
+    assert sum(sample["traffic"]["completed_requests"] for sample in samples) == 3
+    assert run(trace, "--fixed", 30, 5, "--series", path).exit_code == 0
+    assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == [
+        "baseline",
+        "final",
+    ]  # under a second
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--sample-interval-ms", 5), "no effect without --series"),
+        (("--series", "series.csv"), "give .parquet or .arrow"),
+        (("--fpm-stream", "stream.txt"), "give .parquet or .arrow"),
+    ],
+)
+def test_exports_that_cannot_be_are_rejected(trace, options, said):
+    ran = run(trace, "--fixed", 30, 5, *options)
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+
+
+def interrupt_after(passes, monkeypatch):
+    class Provider:
+        left = passes
+
+        def predict_prefill_ms(self, *_):
+            return 30.0
+
+        def predict_decode_ms(self, *_):
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+            return 5.0
+
+    replay_trace = fpmsdk.replay_trace
+    monkeypatch.setattr(
+        fpmsdk, "replay_trace", lambda trace, **options: replay_trace(trace, **{**options, "timing": Provider()})
+    )
+
+
+def test_ctrl_c_reports_what_was_simulated_as_partial(trace, tmp_path, monkeypatch):
+    interrupt_after(10, monkeypatch)
+    output = tmp_path / "report.json"
+    ran = run(trace, "--fixed", 30, 5, "--output", output, "--json")
+    assert ran.exit_code == 130
+    assert "interrupted at" in ran.stderr
+    result = json.loads(ran.stdout)
+    assert result["partial"] is True
+    assert 1 <= result["summary"]["completed_requests"] < 3
+    report = json.loads(output.read_text())
+    assert report["partial"] is True
+    assert "unfinished" in {record["terminal_status"] for record in report["per_request"]}
+
+
+def test_ctrl_c_before_anything_completed_reports_nothing(trace, monkeypatch):
+    interrupt_after(1, monkeypatch)
+    ran = run(trace, "--fixed", 30, 5)
+    assert ran.exit_code == 130
+    assert "before any request completed" in ran.stderr
+    assert ran.stdout == ""
