@@ -1,10 +1,12 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. See README.md.
 PYTHON ?= python3.11
 VENV ?= .venv
+# Environments of what is no part of the package, outside the repository.
+PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data truth lint bench compare-regression compare-op-level compare-interpolation clean
+.PHONY: demo test test-data test-browser truth lint bench compare-regression compare-op-level compare-interpolation clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,6 +26,22 @@ lint: $(VENV)/.ready
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/test_cimport_order.py
 
+# Report pages in a headless browser: one that is installed (CHROMIUM names it), or the one of playwright. Fails where there
+# is none and none can be had.
+CHROMIUM ?= $(firstword $(shell command -v chromium chromium-browser google-chrome chrome 2>/dev/null))
+
+$(PEERS)/browser/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/browser
+	$(PEERS)/browser/bin/pip install --quiet 'playwright>=1.45'
+	test -n '$(CHROMIUM)' || $(PEERS)/browser/bin/playwright install chromium
+	touch $@
+
+# Only playwright is there; everything else is what the package was built with.
+test-browser: $(VENV)/.ready $(PEERS)/browser/.ready
+	FPMSDK_TEST_CHROMIUM='$(or $(CHROMIUM),playwright)' \
+	PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	$(PEERS)/browser/bin/python -m pytest tests/browser -m browser
+
 # Against a real engine: the recordings of the package, or those in a folder (TRUTH='--data FOLDER').
 truth: $(VENV)/.ready
 	$(BIN)/python benchmarks/truth/truth.py $(TRUTH) $(EVIDENCE)
@@ -32,7 +50,6 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only
 
 # The public peers, in an environment of their own outside the repository. Fails where they cannot be installed.
-PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 PEER_WHEELS := aisimulate==0.13.0.dev202610270000000085 ai-dynamo==1.6.1
 
 $(PEERS)/regression/.ready: Makefile

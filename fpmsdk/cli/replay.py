@@ -17,6 +17,7 @@ from fpmsdk.errors import ConfigError, ReplayInterrupted
 
 if TYPE_CHECKING:
     from fpmsdk import ReplayReport, Trace
+    from fpmsdk.replay.formats.recorded import RecordedRun
 
 
 def replay(
@@ -62,6 +63,10 @@ def replay(
     sample_interval_ms: Annotated[
         float | None, typer.Option("--sample-interval-ms", help="Simulated time between samples; 1000 by default.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write the report as one web page; a recorded trace is drawn as measured, too."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Replay a request trace; passes cost what the launch says, --fixed, or a model tuned on --frames.
@@ -104,6 +109,9 @@ def replay(
         report.write_fpm_stream(fpm_stream)
     if series is not None:
         report.write_series(series)
+    if html is not None:
+        measured = _measured_run(trace, format, requests, report)
+        report.write_html(html, measured=measured, title=f"Replay of {trace.name}")
     show(
         {
             "options": report.options,
@@ -130,3 +138,17 @@ def _whole_or_partial(trace: "Trace", **options: Any) -> "ReplayReport":
             raise typer.Exit(INTERRUPTED) from None
         report: ReplayReport = stop.report
         return report
+
+
+def _measured_run(path: Path, format: str | None, trace: "Trace", report: "ReplayReport") -> "RecordedRun | None":
+    """The measured run to draw beside the replay: a recorded trace that was replayed whole, as it was."""
+    from fpmsdk.replay.formats.recorded import read_run
+
+    options = report.options
+    is_recorded = format == "recorded" or (format is None and Path(path.name.removesuffix(".gz")).suffix == ".json")
+    is_as_measured = options["arrival_speedup_ratio"] == 1.0 and options["concurrency"] is None
+    if not is_recorded or not is_as_measured:
+        return None
+    run = read_run(path)
+    is_whole = len(run.trace) == len(trace) == report.summary["completed_requests"]
+    return run if is_whole and len(run.token_ms) else None

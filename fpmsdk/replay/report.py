@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow
     from rich.table import Table
 
+    from fpmsdk.replay.formats.recorded import RecordedRun
+
 _WORKERS = ("worker", "prefill_worker")  # a negative one: the request came to none
 
 Columns = Mapping[str, NDArray[Any]]
@@ -264,6 +266,15 @@ class ReplayReport:
         text = self.to_json(per_request=per_request) + "\n"
         with whole_file(path) as file:
             file.write(text.encode())
+
+    def write_html(self, path: str | Path, *, measured: RecordedRun | None = None, title: str = "Replay") -> None:
+        """Write the report as one self-contained web page (`fpmsdk.replay.page`); needs `fpmsdk[report]`.
+
+        With the measured run of the same requests it is drawn beside the replay.
+        """
+        from fpmsdk.replay.page.write import write_page
+
+        write_page(path, self, measured, title)
 
     def table(self) -> Table:
         """The main figures for a terminal."""

@@ -2,12 +2,14 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 import fpmsdk
+import fpmsdk.sample
 from fpmsdk import FpmBatch
 from fpmsdk.cli.app import app
 from fpmsdk.metrics import read_frames
@@ -103,3 +105,20 @@ def test_ctrl_c_before_anything_completed_reports_nothing(trace, monkeypatch):
     assert ran.exit_code == 130
     assert "before any request completed" in ran.stderr
     assert ran.stdout == ""
+
+
+def test_a_page_is_written_with_the_measured_run_of_a_recorded_trace(trace, tmp_path):
+    path = tmp_path / "report.html"
+    assert run(trace, "--fixed", 30, 5, "--html", path).exit_code == 0
+    assert "<h1>Replay of traffic.jsonl</h1>" in path.read_text()
+    assert '"measured":{"panels"' not in path.read_text()
+    recorded = Path(fpmsdk.sample.__file__).parent / "requests_burst.json.gz"
+    launch = tmp_path / "launch.json"
+    launch.write_text(json.dumps(fpmsdk.sample.launch(fpmsdk.sample.burst_run())))
+    options = (recorded, "--launch", launch, "--fixed", 50, 6, "--html", path)
+    assert run(*options).exit_code == 0
+    assert '"measured":{"panels"' in path.read_text()
+    # Not what was measured: another speed, or a part of it.
+    for change in (("--speedup", 2), ("--head", 20)):
+        assert run(*options, *change).exit_code == 0
+        assert '"measured":{"panels"' not in path.read_text()
