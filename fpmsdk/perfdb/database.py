@@ -193,21 +193,36 @@ def _block(schema: TableSchema, source: Source, content: bytes, *, eager: bool) 
         rows = rows.take(schema.admit(rows, eager))
     if not rows.count:
         return None
+    axes = tuple(column.derive(rows) for column in schema.axes)
+    for column, values in zip(schema.axes, axes, strict=True):
+        if int(values.min()) < 1:
+            name = " + ".join(column.required)
+            raise rows.impossible(f"{np.count_nonzero(values < 1)} of {rows.count} rows have {name} 0")
     return Block(
         key=tuple(column.derive(rows) for column in schema.key),
-        axes=tuple(column.derive(rows) for column in schema.axes),
+        axes=axes,
         latency_ms=_latency(rows, allows_zero=schema.allows_zero),
-        power_w=rows.floats("power") if "power" in rows else None,
+        power_w=_power(rows) if "power" in rows else None,
         is_primary=source.channel == "primary",
     )
 
 
 def _latency(rows: Rows, *, allows_zero: bool) -> NDArray[np.float64]:
     latency = rows.floats("latency")
-    bad = ~np.isfinite(latency) | ((latency < 0) if allows_zero else (latency <= 0))
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise rows.impossible(
-            f"{np.count_nonzero(bad)} of {rows.count} rows have an impossible latency, first {latency[row]} ms"
-        )
+    _refuse(rows, latency, ~np.isfinite(latency) | ((latency < 0) if allows_zero else (latency <= 0)), "latency", "ms")
     return latency
+
+
+def _power(rows: Rows) -> NDArray[np.float64]:
+    # NaN where it was not measured.
+    power = rows.floats("power")
+    _refuse(rows, power, (power < 0) | np.isinf(power), "power", "W")
+    return power
+
+
+def _refuse(rows: Rows, values: NDArray[np.float64], bad: NDArray[np.bool_], name: str, unit: str) -> None:
+    if bad.any():
+        first = values[int(np.argmax(bad))]
+        raise rows.impossible(
+            f"{np.count_nonzero(bad)} of {rows.count} rows have an impossible {name}, first {first} {unit}"
+        )

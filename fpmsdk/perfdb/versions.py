@@ -87,10 +87,13 @@ def slot_entry(document: Mapping[Any, Any], system: str, backend: str, path: str
     override = _mapping(_mapping(document.get("overrides"), "overrides", path).get(system), system, path).get(backend)
     entry = override if override is not None else _mapping(document.get("defaults"), "defaults", path).get(backend)
     entry = _mapping(entry, backend, path)
+    for slot in ("current", "previous"):
+        if not isinstance(entry.get(slot, ""), str | None):
+            # A number has lost its form: 0.30 reads as 0.3.
+            raise PerfDataCorruptError(f"{path}: {slot} of {backend} must be text; put {entry[slot]!r} in quotes", path)
     if not entry.get("current"):
         return None
-    previous = entry.get("previous")
-    return SlotEntry(str(entry["current"]), str(previous) if previous else None, override is not None)
+    return SlotEntry(entry["current"], entry.get("previous") or None, override is not None)
 
 
 def overriding_systems(document: Mapping[Any, Any], backend: str, path: str) -> frozenset[str]:
