@@ -287,7 +287,9 @@ def test_several_row_groups_read_as_one_table(systems):
     path = systems.path / "data/x100/gemm/vllm/1.0/gemm_perf.parquet"
     path.parent.mkdir(parents=True)
     dtypes = ["b", "a", "a", "c"]
-    table = pa.Table.from_pylist([GEMM | {"gemm_dtype": d, "m": i + 1, "latency": i + 1.0} for i, d in enumerate(dtypes)])
+    table = pa.Table.from_pylist(
+        [GEMM | {"gemm_dtype": d, "m": i + 1, "latency": i + 1.0} for i, d in enumerate(dtypes)]
+    )
     pq.write_table(table, path, row_group_size=1)
     expected = {("b",): [1.0], ("a",): [2.0, 3.0], ("c",): [4.0]}
     assert latencies(database(systems).table("gemm_perf")) == expected
