@@ -218,10 +218,19 @@ class OperatorCompiler:
         per_node = self._system.gpus_per_node
         if per_node == 72 and gpus > 4:
             return self._library(name, scale_factor, gpus, elements, "all_reduce", "half", seq_split)
-        table = None if gpus <= 1 else self._tables.grid("custom_allreduce_perf", (min(gpus, per_node),))
+        measured = self._measured_group(gpus, per_node)
+        table = None if gpus <= 1 else self._tables.grid("custom_allreduce_perf", (measured,))
         bandwidth = self._system.p2p_bandwidth(gpus)
         sol_ms = 2.0 * 2.0 / gpus * (gpus - 1) / bandwidth * 1000.0
-        return self._collective(name, scale_factor, table, gpus, per_node, elements, seq_split, sol_ms)
+        return self._collective(name, scale_factor, table, gpus, measured, elements, seq_split, sol_ms)
+
+    def _measured_group(self, gpus: int, per_node: int) -> int:
+        # The measured group that stands for one of `gpus`: beyond a node the largest that is not larger; inside, where
+        # a gap between measured groups is a miss, the group itself or else the largest of all.
+        groups = [group for (group,) in self._tables.slices("custom_allreduce_perf")]
+        if gpus > per_node:
+            return max((group for group in groups if group <= gpus), default=gpus)
+        return min(gpus, max(groups, default=gpus))
 
     def _library(
         self, name: str, scale_factor: float, gpus: int, elements: float, operation: str, dtype: str, seq_split: int = 1
