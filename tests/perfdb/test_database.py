@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import os
 import pickle
 import shutil
 import sys
@@ -304,6 +305,42 @@ def test_what_is_loaded_outlives_its_files_and_what_is_not_is_missing(systems):
     assert loaded.table("gemm_perf").rows == 1
     with pytest.raises(PerfDataNotAvailableError):
         loaded.table("moe_perf")
+
+
+def test_what_is_loaded_stays_when_its_file_changes(systems):
+    gemm(systems, "gemm/vllm/1.0", {"latency": 1.0})
+    loaded = database(systems)
+    before = loaded.table("gemm_perf")
+    gemm(systems, "gemm/vllm/1.0", {"latency": 9.0})
+    assert loaded.table("gemm_perf") is before is database(systems).table("gemm_perf")
+    assert latencies(before) == {("bfloat16",): [1.0]}
+
+
+def replaced(path):
+    pq.write_table(pa.Table.from_pylist([GEMM | {"latency": 9.0}]), path)
+
+
+def rewritten(path):
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"), [(replaced, True), (lambda path: path.unlink(), True), (rewritten, False), (str, False)]
+)
+def test_tables_of_two_states_of_the_data_never_come_together(systems, change, refused):
+    path = gemm(systems)
+    systems.table("moe/vllm/1.0", "moe_perf", [MOE])
+    opened = database(systems)
+    opened.table("gemm_perf")
+    change(path)
+    if refused:
+        with pytest.raises(PerfDataCorruptError, match=f"{path}: changed or vanished since .* new process"):
+            opened.table("moe_perf")
+    else:
+        assert opened.table("moe_perf").rows == 1
 
 
 def test_errors_can_be_copied_and_sent_to_another_process(systems):
