@@ -26,7 +26,12 @@ from fpmsdk.opgraph.spec import EngineSpec
 FIELD = "estimator_config.op_level.execution_profile"
 SCHEMA_VERSION = 1
 
-_OPS = {name: kind for name, kind in vars(kinds).items() if isinstance(kind, type) and issubclass(kind, Op)}
+_OPS = {
+    name: kind
+    for name, kind in vars(kinds).items()
+    # What others derive from is no operator itself.
+    if isinstance(kind, type) and issubclass(kind, Op) and not kind.__subclasses__()
+}
 _COMM_MODES = ACCEPTED["comm_quant_mode"]
 _MODES = {
     "kv_cache_dtype": ACCEPTED["kvcache_quant_mode"],
@@ -186,7 +191,7 @@ def _read_op(document: Any, place: str) -> Op:
         _refuse(f"{place} must be an object with the operator kind as its only key")
     [(name, fields)] = document.items()
     kind = _OPS.get(name)
-    if kind is None or kind in (Op, Fallback):
+    if kind is None or kind is Fallback:
         _refuse(f"{place}: an operator of kind {name!r} cannot be part of a profile")
     place = f"{place}.{name}"
     if isinstance(fields, dict) and (unknown := set(fields) - set(kind.__struct_fields__)):

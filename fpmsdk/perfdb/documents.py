@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,19 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[Any, Any]:
             str(path),
         )
     return document
+
+
+def as_mapping(value: object, name: str, path: str) -> Mapping[Any, Any]:
+    """Return an optional mapping inside a document; null counts as absent.
+
+    Parameters: `name` and `path`, what it is called and the file it is in, for messages.
+    Raises: `PerfDataCorruptError` for anything else.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise PerfDataCorruptError(f"{path}: {name} must be a mapping, found {value!r}", path)
+    return value
 
 
 def _parse(content: bytes, path: str | os.PathLike[str]) -> Any:
