@@ -553,16 +553,17 @@ cdef class Collective(Operator):
     beyond_factor: ratio of the real group to the measured one.
     sol_ms_per_element: speed-of-light time of one element.
     is_alone: the group has one member.
+    is_library: a library moves the data through memory, which its speed of light counts.
     """
 
     cdef GridTable table
     cdef double elements_per_token, beyond_factor, sol_ms_per_element
     cdef int64_t seq_split
-    cdef bint is_alone
+    cdef bint is_alone, is_library
 
     def __init__(
         self, name, scale_factor, hardware, GridTable table, double elements_per_token, int64_t seq_split,
-        double beyond_factor, double sol_ms_per_element, bint is_alone,
+        double beyond_factor, double sol_ms_per_element, bint is_alone, bint is_library=False,
     ):
         super().__init__(name, scale_factor, hardware)
         self.table = table
@@ -571,6 +572,7 @@ cdef class Collective(Operator):
         self.beyond_factor = beyond_factor
         self.sol_ms_per_element = sol_ms_per_element
         self.is_alone = is_alone
+        self.is_library = is_library
 
     cdef double elements(self, const OpQuery* query) noexcept nogil:
         return <double>ceil_div(query.tokens, self.seq_split) * self.elements_per_token
@@ -595,6 +597,8 @@ cdef class Collective(Operator):
         roofline(0.0, 0.0, sol)
         if not self.is_alone:
             sol.latency_ms = self.elements(query) * self.sol_ms_per_element
+        if self.is_library:
+            sol.memory_ms = sol.latency_ms
         return OP_OK
 
 

@@ -245,7 +245,7 @@ class OperatorCompiler:
         table = self._tables.grid(groups[measured], (dtype, operation, measured)) if measured in groups else None
         passes = 2.0 if operation == "all_reduce" else 1.0
         sol_ms = passes * COMM_BYTES[dtype] * (gpus - 1) / gpus / self._system.p2p_bandwidth(gpus) * 1000.0
-        return self._collective(name, scale_factor, table, gpus, measured, elements, seq_split, sol_ms)
+        return self._collective(name, scale_factor, table, gpus, measured, elements, seq_split, sol_ms, is_library=True)
 
     def _collective(
         self,
@@ -257,13 +257,24 @@ class OperatorCompiler:
         elements: float,
         seq_split: int,
         sol_ms_per_element: float,
+        *,
+        is_library: bool = False,
     ) -> compiled.Operator:
         beyond = 1.0
         if gpus > measured:
             bandwidth = self._system.p2p_bandwidth
             beyond = (gpus - 1) / gpus * measured / max(measured - 1, 1) * bandwidth(measured) / bandwidth(gpus)
         return compiled.Collective(
-            name, scale_factor, self._hardware, table, elements, seq_split, beyond, sol_ms_per_element, gpus <= 1
+            name,
+            scale_factor,
+            self._hardware,
+            table,
+            elements,
+            seq_split,
+            beyond,
+            sol_ms_per_element,
+            gpus <= 1,
+            is_library,
         )
 
     def _p2p(self, op: ops.P2P) -> compiled.Operator:
