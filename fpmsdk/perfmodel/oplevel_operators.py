@@ -21,6 +21,15 @@ _LOW_LATENCY_TOKENS = 128
 _ALL_TO_ALL_NODE = 72
 
 
+def mode_flops_per_s(system: SystemSpec, mode: str) -> float:
+    """FLOP/s of a quantisation mode's products; 0.0 where the system does not run them.
+
+    An operator of such a mode fails when it is priced, whatever was measured.
+    """
+    compute = MODES[mode].compute
+    return system.tc_flops.get(_COMPUTE.get(compute, compute), 0.0)
+
+
 class OperatorCompiler:
     """Compiles the operators of one deployment against its tables and hardware."""
 
@@ -44,9 +53,7 @@ class OperatorCompiler:
         return [self.compile(op) for op in records]
 
     def _flops(self, mode: str) -> float:
-        # 0.0 where the system does not run the mode's products; the operator then fails when it is asked.
-        compute = MODES[mode].compute
-        return self._system.tc_flops.get(_COMPUTE.get(compute, compute), 0.0)
+        return mode_flops_per_s(self._system, mode)
 
     def _decode_flops(self, kv_cache_dtype: str) -> float:
         fp8 = kv_cache_dtype == "fp8" and (self._system.sm_version or 0) >= 89
