@@ -11,6 +11,9 @@ import numpy as np
 
 cnp.import_array()
 
+# More than rounding can add to a squared distance in log2 space.
+cdef double ROUNDING = 1e-10
+
 
 cdef int64_t lower_bound(const double* keys, int64_t low, int64_t high, double key) noexcept nogil:
     # First position in [low, high) whose key is not smaller.
@@ -213,7 +216,7 @@ cdef void search_level(
     cdef const double* least
     cdef const double* most
     cdef int64_t right, left, node
-    cdef double to_left, to_right, distance
+    cdef double to_left, to_right, distance, gap, diagonal
     if axis == grid.num_axes - 1:
         search_row(grid, low, high, squared_distance, here, sol, params, search)
         return
@@ -232,7 +235,13 @@ cdef void search_level(
         distance = squared_distance + distance * distance
         if distance > search.reach:
             return
-        if distance + squared_gap(least[node], most[node], log2_query[axis + 1]) <= search.reach:
+        gap = squared_gap(least[node], most[node], log2_query[axis + 1])
+        if axis + 2 < grid.num_axes:
+            diagonal = squared_gap(
+                grid.diagonal_least[node], grid.diagonal_most[node], log2_query[axis + 1] + log2_query[axis + 2]
+            )
+            gap = max(gap, 0.5 * diagonal - ROUNDING)  # a point's squared distance from a diagonal is half its sum's
+        if distance + gap <= search.reach:
             search_level(
                 grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], distance, log2_query, sol, params,
                 search,
@@ -427,7 +436,7 @@ cdef class GridTable:
         begins = np.zeros(rows, bool)
         if rows:
             begins[0] = True
-        starts, all_logs = [], []
+        starts, all_logs, children = [], [], []
         for axis in range(grid.num_axes):
             column = np.asarray(axes[axis])
             begins = begins.copy()
@@ -445,9 +454,17 @@ cdef class GridTable:
             logs = all_logs[axis + 1]
             least, most = logs[first[:-1]], logs[first[1:] - 1]
             kept += [first, least, most]
+            children.append(first)
             grid.first[axis] = <const int64_t*>cnp.PyArray_DATA(first)
             grid.log2_least[axis] = <const double*>cnp.PyArray_DATA(least)
             grid.log2_most[axis] = <const double*>cnp.PyArray_DATA(most)
+        if grid.num_axes == MAX_GRID_AXES and rows:
+            sums = np.repeat(all_logs[1], np.diff(children[1])) + all_logs[2]
+            leaves = children[1][children[0][:-1]]
+            least, most = np.minimum.reduceat(sums, leaves), np.maximum.reduceat(sums, leaves)
+            kept += [least, most]
+            grid.diagonal_least = <const double*>cnp.PyArray_DATA(least)
+            grid.diagonal_most = <const double*>cnp.PyArray_DATA(most)
         self.memory = tuple(kept)
 
     def query(self, coordinates, roofline_ms):

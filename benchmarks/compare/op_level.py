@@ -95,23 +95,23 @@ def compare_config(name: str, config: dict[str, Any], failures: list[str]) -> tu
     for label, count, far, ratio in (("in the grid", NUM_SHAPES, False, 4.0), ("beyond it", NUM_FAR_SHAPES, True, 5.0)):
         iterations = shapes(rng, count, far=far)
         batch = FpmBatch.from_dicts(iterations)
-        answers: dict[str, list[float]] = {}
+        answers: dict[str, Any] = {}
 
-        def ask_peer(items: list[dict[str, Any]] = iterations, into: dict[str, list[float]] = answers) -> None:
+        def ask_peer(items: list[dict[str, Any]] = iterations, into: dict[str, Any] = answers) -> None:
             into["peer"] = list(map(peer.estimate_forward_pass_time_ms, items))
 
-        def ask_ours(items: list[dict[str, Any]] = iterations, into: dict[str, list[float]] = answers) -> None:
+        def ask_ours(items: list[dict[str, Any]] = iterations, into: dict[str, Any] = answers) -> None:
             into["dict"] = list(map(ours.estimate_forward_pass_time_ms, items))
 
-        def ask_columns(columns: FpmBatch = batch, into: dict[str, list[float]] = answers) -> None:
-            into["columns"] = list(ours.estimate_many(columns))
+        def ask_columns(columns: FpmBatch = batch, into: dict[str, Any] = answers) -> None:
+            into["columns"] = ours.estimate_many(columns)
 
         ask_peer()
         ask_ours()
         results.append(compare(f"{name}, {label}", ask_peer, ask_ours, items=count, required=ratio))
         results.append(compare(f"{name}, {label}, columnar", ask_peer, ask_columns, items=count, required=15.0))
         for form in ("dict", "columns"):
-            difference = largest_difference(answers["peer"], answers[form])
+            difference = largest_difference(answers["peer"], list(map(float, answers[form])))
             differences[f"{name}, {label}, {form}"] = difference
             if difference > TOLERANCE:
                 failures.append(f"{name}, {label}, {form}: answers differ by {difference:.3g}")

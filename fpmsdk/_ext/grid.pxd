@@ -27,6 +27,10 @@ cdef struct Grid:
     const double* log2_keys[MAX_GRID_AXES]
     const double* log2_least[MAX_GRID_AXES - 1]  # extent of the children of each node
     const double* log2_most[MAX_GRID_AXES - 1]
+    # Of three axes: extent of the sum of the two inner logarithms below each node of the first. Measured batch times
+    # length ends where memory does, and this is the bound that such a grid has.
+    const double* diagonal_least
+    const double* diagonal_most
     const int64_t* first[MAX_GRID_AXES - 1]
     const double* latency_ms                     # one per node of the last level
     const double* power_w                        # or NULL
