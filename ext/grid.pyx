@@ -339,11 +339,12 @@ cdef int grid_query_series(
     const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
     Measurement* answers,
 ) noexcept nogil:
-    # Queries on a grid of three axes that differ on the last one alone: the way down to it is found once.
+    # Queries on a grid of three axes that differ on the last one alone, where they ascend: the way down to it is found
+    # once, and the search along it goes on from the query before.
     cdef double at[MAX_GRID_AXES]
     cdef Search search
     cdef Measurement lower, upper
-    cdef int64_t plane, right = 0
+    cdef int64_t plane, right = 0, upper_next = -1, lower_next = -1
     cdef double weight = 0.0
     cdef bint exact = False, inside = False
     cdef int i
@@ -357,11 +358,11 @@ cdef int grid_query_series(
         if inside and not exact:
             weight = (at[1] - grid.keys[1][right - 1]) / (grid.keys[1][right] - grid.keys[1][right - 1])
     for i in range(count):
-        if inside and on_row(grid, right, last[i], &upper):
+        if inside and on_row(grid, right, last[i], &upper_next, &upper):
             if exact:
                 answers[i] = upper
                 continue
-            if on_row(grid, right - 1, last[i], &lower):
+            if on_row(grid, right - 1, last[i], &lower_next, &lower):
                 answers[i].latency_ms = lower.latency_ms + (upper.latency_ms - lower.latency_ms) * weight
                 answers[i].power_w = lower.power_w + (upper.power_w - lower.power_w) * weight
                 continue
@@ -371,12 +372,18 @@ cdef int grid_query_series(
     return GRID_HIT
 
 
-cdef bint on_row(const Grid* grid, int64_t row, double key, Measurement* answer) noexcept nogil:
-    # Exact or interpolated between measurements of one row; false beyond them.
+cdef bint on_row(const Grid* grid, int64_t row, double key, int64_t* next, Measurement* answer) noexcept nogil:
+    # Exact or interpolated between measurements of one row; false beyond them. `next` is the first measurement not below
+    # the key, of a smaller key before the call (-1 for none).
     cdef const double* keys = grid.keys[2]
     cdef int64_t low = grid.first[1][row], high = grid.first[1][row + 1]
-    cdef int64_t right = lower_bound(keys, low, high, key)
+    cdef int64_t right = next[0]
     cdef double weight
+    if right < 0:
+        right = lower_bound(keys, low, high, key)
+    while right < high and keys[right] < key:
+        right += 1
+    next[0] = right
     answer.power_w = 0.0
     if right < high and keys[right] == key:
         answer.latency_ms = grid.latency_ms[right]

@@ -64,7 +64,7 @@ cdef class GridTable:
 cdef int grid_query(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
 ) noexcept nogil
-# The same for queries that differ on the last of three axes alone.
+# The same for queries that differ on the last of three axes alone, where they ascend.
 cdef int grid_query_series(
     const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
     Measurement* answers,
