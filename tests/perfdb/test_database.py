@@ -229,6 +229,21 @@ def test_what_no_measurement_can_have_is_corruption(systems, changes, reason):
         database(systems).table("gemm_perf")
 
 
+def test_a_column_that_holds_others_shifts_none(systems):
+    path = gemm(systems, "gemm/vllm/1.0", {"m": 1, "latency": 3.0})
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.add_column(0, "note", [[{"a": 7, "b": [8.0, 9.0]}]]), path)
+    assert latencies(database(systems).table("gemm_perf")) == {("bfloat16",): [3.0]}
+
+
+def test_a_column_of_several_values_a_row_provides_no_data(systems):
+    path = gemm(systems)
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.set_column(table.column_names.index("latency"), "latency", [[[1.0, 2.0]]]), path)
+    with pytest.raises(PerfDataNotAvailableError, match=rf"{path}: columns \['latency'\] must hold one value a row"):
+        database(systems).table("gemm_perf")
+
+
 def test_integers_without_a_sign_bit_do_not_wrap(systems):
     path = gemm(systems, "gemm/vllm/1.0", {"m": 1}, {"m": 2})
     pq.write_table(column("m", [1, 2**63 + 5], pa.uint64())(pq.ParquetFile(path).read()), path)
