@@ -1,11 +1,16 @@
 """The compiled rank decides as real vLLM did, and the command says so."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fpmsdk.engine.conformance import main, scenario_differences, vllm_version
+from fpmsdk.engine.recordings import read_recording
+from tests import vectors
 from tests.vectors import load_vectors
+
+VECTORS = Path(vectors.__file__).parent
 
 RECORDINGS = [
     "vllm_scheduler_0.27",
@@ -13,6 +18,7 @@ RECORDINGS = [
     "vllm_scheduler_0.32",
     "vllm_hybrid_kv_0.28",
     "vllm_hybrid_kv_0.32",
+    "vllm_mixed_0.32",
 ]
 
 
@@ -21,7 +27,7 @@ RECORDINGS = [
     [(name, scenario["name"]) for name in RECORDINGS for scenario in load_vectors(name)["scenarios"]],
 )
 def test_every_recorded_decision_is_reproduced(recording, scenario):
-    document = load_vectors(recording)
+    document = read_recording(VECTORS / f"{recording}.json.gz")
     recorded = next(entry for entry in document["scenarios"] if entry["name"] == scenario)
     assert scenario_differences(recorded, vllm_version(document)) == []
 
