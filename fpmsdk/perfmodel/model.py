@@ -193,10 +193,11 @@ class ForwardPassPerfModel:
         Returns
         -------
         `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `in_domain`, `expected_error` and per rank
-        its `lookups`: each with `phase`, `coordinates`, `resolution`, `in_domain` (nothing was carried beyond the
-        measurements), `distance` to the nearest anchor in doublings, `expected_error` (relative, from the table's own
-        leave-one-out report, None when the table cannot say) and `anchors` (`coordinates`, `latency_ms`, `weight`,
-        `distance`).
+        its `lookups`: each with `phase` (whole-forward) or `operator` (op-level), `coordinates`, `resolution`,
+        `in_domain` (nothing was carried beyond the measurements), `distance` to the nearest anchor in doublings,
+        `expected_error` (relative, from the table's own leave-one-out report, None when the table cannot say) and
+        `anchors` (`coordinates`, `latency_ms`, `weight`, `distance`). Ranks of an op-level model also tell the
+        `measured_share` of their latency.
 
         Raises
         ------
