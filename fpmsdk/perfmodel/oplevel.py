@@ -25,6 +25,7 @@ from fpmsdk.opgraph.execution_profile import (
     copy_retained_files,
     load_execution_profile,
 )
+from fpmsdk.opgraph.memory import require_weights_fit
 from fpmsdk.perfdb import (
     PerfDatabase,
     ResolvedVersion,
@@ -140,7 +141,7 @@ def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind,
     ------
     UnknownSystemError, UnlistedVersionError, UnsupportedModelError, PerfDataNotAvailableError: another root or kind of
         model may still answer.
-    ConfigError, PerfDataCorruptError: nothing else should.
+    ConfigError, PerfDataCorruptError: nothing else should; `InfeasibleMemoryError` when the weights do not fit.
     """
     if config["database_mode"] not in _SERVED_MODES:
         raise MissingCapabilityError(
@@ -202,7 +203,10 @@ def _compile(
     def lanes(_kind: str, table: str) -> tuple[str, ...]:
         return database.lane_order(table, model.architecture, config["attention_backend"])
 
-    return build_graph(model, deployment, lanes), database
+    spec = build_graph(model, deployment, lanes)
+    if (capacity := root.spec(system).mem_capacity_bytes) is not None:
+        require_weights_fit(model, deployment, spec, capacity)
+    return spec, database
 
 
 def compile_engine(spec: EngineSpec, database: PerfDatabase, hardware: SystemSpec) -> OpLevelEngine:

@@ -14,6 +14,7 @@ from fpmsdk._ext.wholeforward import RESOLUTIONS, DirectEngine, SolAssistedEngin
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
 from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError
+from fpmsdk.launch.cache_budget import require_fit
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.perfdb import SystemSpec, SystemsRoot, open_root
 from fpmsdk.perfdb.forward_cells import ForwardCell, ForwardTable, open_forward_table
@@ -210,7 +211,7 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     ------
     UnknownSystemError, UnlistedVersionError, UnsupportedModelError, PerfDataNotAvailableError: another root or kind of
         model may still answer.
-    ConfigError, PerfDataCorruptError: nothing else should.
+    ConfigError, PerfDataCorruptError: nothing else should; `InfeasibleMemoryError` when the profile does not fit.
     """
     root = open_root(root_path)
     system, backend = config["system"], config["backend"]
@@ -220,6 +221,8 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     options = dict(config["estimator_config"]["fpm_interpolation"])
     path = _table_path(options, root, system, backend, version)
     profile = None if config["fpm_profile"] is None else load_fpm_profile(config["fpm_profile"])
+    if profile is not None:
+        _require_fit(profile, config, hardware)
     graph = None if options["method"] == "direct" else _graph(config, root, hardware, version)
     table = open_forward_table(path, system, backend, version)
     cell = table.select(config["model"], _identity(config, profile, graph))
@@ -234,6 +237,13 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
         "estimator_config": config["estimator_config"] | {"fpm_interpolation": options},
     }
     return WholeForwardKind(engine, table, cell, pinned), pinned
+
+
+def _require_fit(profile: FpmModelProfile, config: Mapping[str, Any], hardware: SystemSpec) -> None:
+    # A deployment that no GPU of the system holds was not measured on it.
+    deployment = select_deployment(profile, config)
+    if hardware.mem_capacity_bytes is not None and deployment.resources.memory_source != "pending":
+        require_fit(profile, deployment, hardware.mem_capacity_bytes)
 
 
 def _explicit_policy(policy: list[str] | None) -> list[str]:
