@@ -393,17 +393,29 @@ cdef class WholeForwardEngine(NativeEngine):
         """Latency in ms of one decode pass, by the total of KV tokens."""
         return self.single("decode", batch, None, kv)
 
+    def baseline_latency(self, batch, kv):
+        """Latency in ms of the smallest pass that the decode pass of these totals is compared with."""
+        cdef Lookup decode, found
+        status = self.decode(batch, kv, &decode)
+        if status == LOOKUP_OK:
+            status = self.baseline(batch, kv, &decode, &found)
+        return self.answered("decode", True, (batch, None, kv), status, &found)
+
     cdef object single(self, phase, batch, tokens, kv):
         cdef Lookup found
         if phase == "prefill":
             status = self.prefill(batch, tokens, kv, &found)
         else:
             status = self.decode(batch, kv, &found)
+        return self.answered(phase, False, (batch, tokens, kv), status, &found)
+
+    cdef object answered(self, phase, is_baseline, tuple coordinates, int status, const Lookup* found):
+        # The latency of a lookup, counted; raises when it has none.
         if self.coverage is not None:
-            resolution = None if status != LOOKUP_OK else resolution_name(&found)
-            self.coverage.record(phase, False, (batch, tokens, kv), resolution, STATUSES[status])
+            resolution = None if status != LOOKUP_OK else resolution_name(found)
+            self.coverage.record(phase, is_baseline, coordinates, resolution, STATUSES[status])
         if status != LOOKUP_OK:
-            raise self.describe_miss(phase, False, (batch, tokens, kv), STATUSES[status])
+            raise self.describe_miss(phase, is_baseline, coordinates, STATUSES[status])
         return found.latency_ms
 
 

@@ -97,6 +97,7 @@ cdef class WholeForwardEngine(NativeEngine):
     cdef tuple parts_of(self, const FpmRank* rank)
     cdef object told(self, bint is_decode, const Lookup* found)
     cdef object single(self, phase, batch, tokens, kv)
+    cdef object answered(self, phase, is_baseline, tuple coordinates, int status, const Lookup* found)
     cdef int prefill(self, double b, double tokens, double kv, Lookup* found) noexcept nogil
     cdef int decode(self, double b, double kv, Lookup* found) noexcept nogil
     cdef int baseline(self, double b, double kv, const Lookup* decode, Lookup* found) noexcept nogil

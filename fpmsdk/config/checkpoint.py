@@ -19,9 +19,7 @@ def check_architecture(model: str, revision: str, architecture: str) -> None:
 
     Raises: `ConfigError` when its `config.json` cannot be had, declares none or another one.
     """
-    config = _read_config(model, revision)
-    if isinstance(config.get("text_config"), dict):
-        config = config | config["text_config"]
+    config = read_checkpoint_config(model, revision)
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str) or not names[0].strip():
         raise ConfigError(f"{_PATH}: config.json of {model!r} declares no architectures", _PATH)
@@ -31,7 +29,11 @@ def check_architecture(model: str, revision: str, architecture: str) -> None:
         )
 
 
-def _read_config(model: str, revision: str) -> dict[str, Any]:
+def read_checkpoint_config(model: str, revision: str) -> dict[str, Any]:
+    """The `config.json` of a pinned checkpoint, its language model's part laid over the rest.
+
+    Raises: `ConfigError` when it cannot be had or is no object.
+    """
     local = os.path.expanduser(model)
     is_local = os.path.exists(local) or os.path.isabs(local) or model.startswith(("./", "../", "~"))
     try:
@@ -44,7 +46,8 @@ def _read_config(model: str, revision: str) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise ConfigError(f"{_PATH}: config.json of {model!r} must be a JSON object", _PATH)
-    return config
+    language = config.get("text_config")
+    return config | language if isinstance(language, dict) else config
 
 
 def _parsed(path: str) -> Any:

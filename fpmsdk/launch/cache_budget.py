@@ -124,7 +124,8 @@ def _check_request(request: Mapping[str, Any], profile: FpmModelProfile, resourc
 
 def _usable(request: Mapping[str, Any]) -> int:
     capacity: int = request["total_gpu_capacity_bytes"]
-    return math.floor(capacity * request["memory_fraction_value"])
+    fraction: float = request["memory_fraction_value"]
+    return math.floor(capacity * fraction)
 
 
 def _total_bytes(request: Mapping[str, Any], resources: Resources, context: int) -> tuple[int, dict[str, int] | None]:

@@ -93,6 +93,16 @@ class Kind(ABC):
         """Uncorrected latency in ms of one decode step, by totals."""
         raise self._lacks("predict_decode_latency_total", "a native estimator")
 
+    def decode_latency(self, batch_size: int, context_length: int, verify_width: int) -> float:
+        """Uncorrected latency in ms of one decode step, told per request."""
+        raise self._lacks("predict_decode_latency", "an fpm_interpolation estimator")
+
+    def mixed_step(
+        self, ctx_tokens: int, gen_requests: int, isl: int, osl: int, prefix: int
+    ) -> tuple[float, float, float, float]:
+        """Uncorrected latency in ms of one scheduler step, with its parts."""
+        raise self._lacks("mixed_step_breakdown", "an fpm_interpolation estimator")
+
     def decode_kv_ceiling(self) -> int | None:
         """Largest measured decode KV total in tokens."""
         raise self._lacks("fpm_decode_kv_ceiling", "a native estimator")

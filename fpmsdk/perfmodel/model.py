@@ -337,6 +337,31 @@ class ForwardPassPerfModel:
         """Uncorrected latency in ms of one decode step, by totals."""
         return self._kind.decode_latency_total(batch_size, total_past_kv_tokens)
 
+    def predict_decode_latency(self, bs: int, context_length: int, *, verify_width: int = 1) -> float:
+        """Uncorrected latency in ms of one decode step of `bs` tokens, `context_length` cached ones per request.
+
+        With a `verify_width` above 1 each request verifies that many of the `bs` tokens.
+        """
+        return self._kind.decode_latency(bs, context_length, verify_width)
+
+    def mixed_step_breakdown(
+        self, ctx_tokens: int, gen_requests: int, isl: int, osl: int, prefix: int = 0
+    ) -> tuple[float, float, float, float]:
+        """Uncorrected latency in ms of one scheduler step: (total, prefill, 0, what decoding adds).
+
+        Parameters
+        ----------
+        ctx_tokens, gen_requests: prompt tokens computed in the step, and decoding requests beside them.
+        isl, osl, prefix: prompt length, answer length and cached prompt tokens of the requests.
+
+        Source: fpm-interpolation.md section 3.7.
+        """
+        return self._kind.mixed_step(ctx_tokens, gen_requests, isl, osl, prefix)
+
+    def decode_step_latency(self, gen_requests: int, isl: int, osl: int) -> float:
+        """Uncorrected latency in ms of one step in which requests half-way through their answer decode a token."""
+        return self._kind.mixed_step(0, gen_requests, isl, osl, 0)[0]
+
     def fpm_decode_kv_ceiling(self) -> int | None:
         """Largest measured decode KV total in tokens."""
         return self._kind.decode_kv_ceiling()
