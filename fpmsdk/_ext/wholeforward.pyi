@@ -50,6 +50,7 @@ class DirectEngine(WholeForwardEngine):
         rungs: NDArray[np.float64],
         describe_miss: DescribeMiss,
         coverage: Any = None,
+        continuous: bool = False,
     ) -> None: ...
 
 class SolAssistedEngine(WholeForwardEngine):
@@ -63,4 +64,5 @@ class SolAssistedEngine(WholeForwardEngine):
         decode_sol: PassRoofline,
         describe_miss: DescribeMiss,
         coverage: Any = None,
+        continuous: bool = False,
     ) -> None: ...

@@ -243,7 +243,7 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     table = open_forward_table(path, system, backend, version)
     cell = table.select(config["model"], _identity(config, profile, graph))
     _require_phases(cell, config["worker_type"], path, direct=graph is None)
-    engine = _engine(table, cell, graph, hardware, collects=options.get("collect_coverage", False))
+    engine = _engine(table, cell, graph, hardware, options)
     if "fpm_parquet_path" in options:
         options["fpm_parquet_path"] = path
     pinned = config | {
@@ -338,12 +338,18 @@ def _require_phases(cell: ForwardCell, worker_type: str, path: str, *, direct: b
 
 
 def _engine(
-    table: ForwardTable, cell: ForwardCell, graph: EngineSpec | None, hardware: SystemSpec, *, collects: bool
+    table: ForwardTable,
+    cell: ForwardCell,
+    graph: EngineSpec | None,
+    hardware: SystemSpec,
+    options: Mapping[str, Any],
 ) -> WholeForwardEngine:
+    continuous = options.get("ragged_edges") == "continuous"
     if graph is None:
         describe = DirectMisses(cell).describe
+        collects = options.get("collect_coverage", False)
         log = CoverageLog(cell.model_path, cell.identity, cell.cell_ids, describe) if collects else None
-        return DirectEngine(*strict_curves_of(table, cell), describe, log)
+        return DirectEngine(*strict_curves_of(table, cell), describe, log, continuous=continuous)
     curves = assisted_curves_of(table, cell)
     rooflines = RooflineRecords(hardware)
     context, generation = (PassRoofline(rooflines.of(ops)) for ops in (graph.context_ops, graph.generation_ops))
@@ -355,6 +361,7 @@ def _engine(
         context,
         generation,
         SolMisses(cell, curves, {"prefill": context.names, "decode": generation.names}).describe,
+        continuous=continuous,
     )
 
 

@@ -63,6 +63,7 @@ def test_fields_are_written_in_table_order_without_the_omitted_ones():
     ("section", "default", "other"),
     [
         ("fpm_interpolation", {"text_only": False}, {"text_only": True}),
+        ("fpm_interpolation", {"ragged_edges": "nearest"}, {"ragged_edges": "continuous"}),
         ("fpm_interpolation", {"fpm_parquet_path": None}, {"fpm_parquet_path": "x"}),
         ("fpm_interpolation", {"unrecorded_quant_modes": []}, {"unrecorded_quant_modes": ["comm"]}),
         ("correction", {"mode": "auto"}, {"mode": "fixed"}),
