@@ -5,6 +5,7 @@ Source: fpm-interpolation.md sections 3, 4 and 8; fpm-model.md section 4.
 """
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from fpmsdk._ext.passroofline import PassRoofline
 from fpmsdk._ext.wholeforward import RESOLUTIONS, DirectEngine, SolAssistedEngine, WholeForwardEngine
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
 from fpmsdk.config.profile_identity import checkpoint_identity, select_deployment
-from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError, UnsupportedModelError
+from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError, PerfDataWarning, UnsupportedModelError
 from fpmsdk.launch.cache_budget import require_fit
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.opgraph.model_config import read_raw_config
@@ -243,6 +244,13 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     table = open_forward_table(path, system, backend, version)
     cell = table.select(config["model"], _identity(config, profile, graph))
     _require_phases(cell, config["worker_type"], path, direct=graph is None)
+    if graph is not None and cell.kept_fake_rows:
+        warnings.warn(
+            f"{path}: {cell.kept_fake_rows} decode points of {cell.model_path!r} were measured without KV of their own "
+            f"and stay as recorded ({cell.replaced_fake_rows} were extrapolated from real ones); measure them with real KV",
+            PerfDataWarning,
+            stacklevel=2,
+        )
     engine = _engine(table, cell, graph, hardware, options)
     if "fpm_parquet_path" in options:
         options["fpm_parquet_path"] = path

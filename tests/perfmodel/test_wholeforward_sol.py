@@ -8,7 +8,7 @@ import pytest
 from fpmsdk import ForwardPassPerfModel
 from fpmsdk.config.profile import load_fpm_profile
 from fpmsdk.config.profile_identity import checkpoint_identity
-from fpmsdk.errors import ConfigError, FpmNoCellError, FpmUncoveredError, UnsupportedModelError
+from fpmsdk.errors import ConfigError, FpmNoCellError, FpmUncoveredError, PerfDataWarning, UnsupportedModelError
 from tests.perfdb.pairs import VERSION, decode, prefill, write_pair
 from tests.perfdb.synthetic import Systems
 from tests.perfmodel import tiny
@@ -85,6 +85,14 @@ FACTS = {"engram_cpu_offload": False, "input_modality": "text", "comment": "grö
 WRITTEN = (
     '{"architectures":["DeepseekV41ForCausalLM"],"comment":"größer","engram_cpu_offload":false,"input_modality":"text"}'
 )
+
+
+def test_points_without_kv_of_their_own_that_stay_as_recorded_are_a_warning(build):
+    rows = [row | {"kv_seed_regime": "real_kv"} for row in ROWS]
+    rows[-1] = rows[-1] | {"kv_seed_regime": "fake_fallback"}
+    assert build(rows).predict_decode_latency_total(2, 128) == pytest.approx(4.28)  # on the line through 2 and 64
+    with pytest.warns(PerfDataWarning, match="1 decode points .* 0 were extrapolated"):
+        build([*rows[:-3], *rows[-2:]])  # one real point below is not enough
 
 
 class TestDecodeContextParallelism:
