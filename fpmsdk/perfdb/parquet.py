@@ -131,15 +131,13 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
         if repeated := [name for name in wanted if schema.names.count(name) > 1]:
             raise _foreign(path, f"columns {repeated} are there more than once")
         reader = _reader(content, text)
-        # Columns are numbered by their leaves: one that holds others, wanted or not, has several.
-        leaves = list(reader.column_paths)
-        if nested := [name for name in wanted if name not in leaves]:
-            raise _foreign(path, f"columns {nested} must hold one value a row")
         columns: dict[str, NDArray[Any] | Text] = {}
         for name in wanted:  # one at a time: the decoded form of a column is several times its numpy form
-            column = reader.read_column(leaves.index(name))
+            column = reader.read_column(schema.names.index(name))
             # Decoding checks neither text nor the numbers that stand for it.
             column.validate(full=True)
+            if len(column) != reader.metadata.num_rows:
+                raise pa.ArrowInvalid(f"{len(column)} values of {name} in {reader.metadata.num_rows} rows")
             if column.null_count and name in required:
                 raise _foreign(path, f"column {name!r} has {column.null_count} empty values")
             columns[name] = _numpy(column)
