@@ -247,7 +247,8 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     if graph is not None and cell.kept_fake_rows:
         warnings.warn(
             f"{path}: {cell.kept_fake_rows} decode points of {cell.model_path!r} were measured without KV of their own "
-            f"and stay as recorded ({cell.replaced_fake_rows} were extrapolated from real ones); measure them with real KV",
+            f"and stay as recorded ({cell.replaced_fake_rows} were extrapolated from real ones); measure "
+            "them with real KV",
             PerfDataWarning,
             stacklevel=2,
         )

@@ -430,10 +430,10 @@ class TestTable:
     @pytest.mark.parametrize("kind", ["curves", "heatmap"])
     @pytest.mark.parametrize("phase", ["prefill", "decode"])
     def test_plot_draws_png_and_html(self, pair, tmp_path, kind, phase):
-        for name, magic in (("out.png", b"\x89PNG\r\n"), ("out.html", b"<html>")):
+        for name, magic in (("out.png", b"\x89PNG\r\n"), ("out.html", b"<!doctype html>")):
             result = run("table", "plot", str(pair), "-o", str(tmp_path / name), "--phase", phase, "--kind", kind)
             assert result.exit_code == 0, result.output
-            assert (tmp_path / name).read_bytes().startswith(magic)
+            assert (tmp_path / name).read_bytes().lower().startswith(magic.lower())
         assert len((tmp_path / "out.html").read_bytes()) > 10**6  # the library is inside
 
     @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from fpmsdk.cli.table_plot import Curve, picture
 from fpmsdk.errors import FpmNotCollectedError
-from fpmsdk.perfdb.forward_cells import ForwardCell
+from fpmsdk.perfdb.forward_cells import ForwardCell, Points
 from tests.perfdb.test_forward_cells import points
 
 CELL = ForwardCell(
@@ -50,7 +50,6 @@ def test_a_heat_map_leaves_out_what_was_not_measured():
 def test_a_phase_without_points_and_a_batch_that_was_not_measured_are_errors():
     with pytest.raises(FpmNotCollectedError, match="no decode points of batch 4; it has 1, 2"):
         picture(CELL, "decode", "curves", batch=4)
+    nothing = Points(*(np.empty(0, dtype) for dtype in (int, int, int, float, bool)))
     with pytest.raises(FpmNotCollectedError, match="no prefill points to draw"):
-        picture(
-            CELL._replace(prefill=CELL.prefill.only_genuine()._replace(batch=np.empty(0, int))), "prefill", "curves"
-        )
+        picture(CELL._replace(prefill=nothing), "prefill", "curves")

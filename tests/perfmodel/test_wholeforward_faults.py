@@ -67,7 +67,7 @@ def typed(name, kind):
         ({"sidecar": {"schema_version": 7}}, "missing column"),
         ({"sidecar": {"schema_version": 8}}, "schema_version 8"),
         ({"sidecar": {"parquet_sha256": "0" * 64}}, "digest mismatch.*0000"),
-        ({"sidecar": {"row_count": 1}}, "row_count 1"),
+        ({"sidecar": {"row_count": 1}}, "row_count mismatch: the sidecar says 1, the table has 6"),
         ({"rows": changed(latency_ms=float("nan"))}, "row 0.*latency_ms"),
         ({"rows": [*ROWS, ROWS[0]]}, "rows 0 and 6.*duplicate physical row key"),
         ({"rows": [*ROWS, ROWS[0] | {"cell_id": "other"}]}, "row 6 collides with row 0"),
