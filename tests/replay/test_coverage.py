@@ -3,6 +3,7 @@ import json
 import pytest
 
 from fpmsdk import Trace, replay_trace
+from fpmsdk._ext.pricing import PassPricer, price_pass
 from fpmsdk.errors import FpmUncoveredError
 from fpmsdk.replay.coverage import replay_coverage, write_coverage
 from tests.perfdb.pairs import decode, prefill
@@ -53,6 +54,23 @@ def test_a_missing_timing_stops_the_replay_with_the_coverage_attached(place):
     assert coverage["queries"]["unsupported"] == 1
     assert write_coverage(place, caught.value.fpm_query_coverage).name == "fpm-coverage.json"
     assert json.loads((place / "fpm-coverage.json").read_text()) == coverage
+
+
+def test_a_refused_mixed_pass_counts_once(place):
+    model = collecting(place)
+    pricer = PassPricer(model.timing_model(), True, 1.0, 1.0)
+    with pytest.raises(FpmUncoveredError):
+        price_pass(
+            pricer,
+            num_prefill=1,
+            sum_prefill_end_tokens=100,
+            num_decode=1,
+            sum_decode_tokens=9,
+            kv_capacity_tokens=1024,
+        )
+    coverage = model.fpm_query_coverage()
+    assert coverage["queries"] == {"measured": 0, "interpolated": 0, "unsupported": 1}
+    assert [gap["occurrences"] for gap in coverage["gaps"]] == [1]
 
 
 COUNTERS = {"queries": {"measured": 2, "interpolated": 1, "unsupported": 0}}
