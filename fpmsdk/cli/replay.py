@@ -20,7 +20,7 @@ def replay(
     trace: Annotated[Path, typer.Argument(help="Request trace: .jsonl (Mooncake), .csv (Azure) or .json (recorded).")],
     *,
     format: Annotated[str | None, typer.Option("--format", help="mooncake, azure or recorded.")] = None,
-    block_tokens: Annotated[int, typer.Option("--block-tokens", help="Prompt tokens per hash id.")] = 512,
+    block_tokens: Annotated[int | None, typer.Option("--block-tokens", help="Prompt tokens per hash id.")] = None,
     head: Annotated[int | None, typer.Option("--head", help="Serve the first so many requests only.")] = None,
     launch: Annotated[Path | None, typer.Option("--launch", help="Engine launch configuration (JSON).")] = None,
     fixed: Annotated[

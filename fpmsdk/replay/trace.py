@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,15 +74,28 @@ class Trace:
     block_tokens: int
 
     @classmethod
-    def read(cls, path: str | Path, format: str | None = None, *, block_tokens: int = 512) -> Trace:
-        """Read a trace file, gzip-compressed or not.
+    def read(
+        cls,
+        path: str | Path,
+        format: str | None = None,
+        *,
+        block_tokens: int | None = None,
+        time_unit: Literal["ms", "s"] | None = None,
+        benchmark: int | None = None,
+        nested_timestamps: Literal["auto", "absolute", "relative"] | None = None,
+    ) -> Trace:
+        """Read a trace file, gzip-compressed or not; an option that the form does not have is refused.
 
         Parameters
         ----------
-        path: the file.
-        format: `mooncake` (JSON lines), `azure` (CSV) or `recorded` (the request record of a measured
-            run); None decides by the ending .jsonl, .csv or .json, before an optional .gz.
-        block_tokens: prompt tokens per hash id of a Mooncake trace.
+        path: the file; of `weka` also a directory of plays.
+        format: `mooncake`, `aiperf` (JSON lines), `azure`, `burstgpt` (CSV), `guidellm`, `weka`, `recorded` (JSON) or
+            `parquet`; None looks at the ending and the first record.
+        block_tokens: prompt tokens per hash id of a Mooncake trace, 512 when omitted.
+        time_unit: unit of `timestamp` and `delay` in a Mooncake trace, `ms` when omitted.
+        benchmark: which benchmark of a GuideLLM report, from 0; needed when it holds several.
+        nested_timestamps: whether the requests of a Weka subagent count from its start; `auto`, the default, takes
+            `relative` when one of them would lie before it.
 
         Raises
         ------
@@ -99,10 +112,9 @@ class Trace:
         >>> trace.arrival_ms.tolist(), trace.prompt_tokens.tolist(), trace.hash_ids.tolist()
         ([0.0], [700], [0, 1])
         """
-        from fpmsdk.replay.formats import reader_for
+        from fpmsdk.replay.formats import ReadOptions, read_trace
 
-        _check_block_tokens(block_tokens, str(path))
-        return reader_for(path, format)(path, block_tokens)
+        return read_trace(path, format, ReadOptions(block_tokens, time_unit, benchmark, nested_timestamps))
 
     @classmethod
     def from_arrays(
@@ -148,7 +160,7 @@ class Trace:
         if n == 0:
             raise TraceError("the trace has no requests; give at least one row")
         outputs = _integers("output_tokens", output_tokens, 0, MAX_TOKENS, n)
-        _check_block_tokens(block_tokens)
+        check_block_tokens(block_tokens)
         ids = (
             [f"request_{row}" for row in range(1, n + 1)]
             if request_ids is None
@@ -176,26 +188,69 @@ class Trace:
         arrivals = _milliseconds("arrival_ms", arrival_ms, n, first)
         offsets, blocks = _blocks(hash_ids, prompts, block_tokens)
 
-        session_arrival = arrivals[first]
-        by_arrival = np.argsort(session_arrival, kind="stable")
-        rank = np.empty(len(names), np.int64)
-        rank[by_arrival] = np.arange(len(names))
+        return cls.ordered(
+            request_ids=ids,
+            session_ids=names,
+            session_arrival_ms=arrivals[first],
+            session=session,
+            turn=turn,
+            delay_ms=delays,
+            prompt_tokens=prompts,
+            output_tokens=outputs,
+            priority=priorities,
+            dp_rank=ranks,
+            prefill_dp_rank=prefill_ranks,
+            hash_offsets=offsets,
+            hash_ids=blocks,
+            block_tokens=block_tokens,
+        )
+
+    @classmethod
+    def ordered(
+        cls,
+        *,
+        request_ids: list[str],
+        session_ids: list[str],
+        session_arrival_ms: Float64,
+        session: Int64,
+        turn: Int64,
+        delay_ms: Float64,
+        prompt_tokens: Int64,
+        output_tokens: Int64,
+        priority: Int64,
+        dp_rank: Int64,
+        prefill_dp_rank: Int64,
+        hash_offsets: Int64,
+        hash_ids: NDArray[np.uint64],
+        block_tokens: int,
+    ) -> Trace:
+        """Put checked columns of a source into the order of a trace; for readers of files.
+
+        Parameters
+        ----------
+        session_ids, session_arrival_ms: one entry per session, in order of appearance.
+        session, turn: of each row; the turns of a session come in order.
+        hash_offsets, hash_ids: raw block identities of each row, as many as its prompt has blocks or none.
+        """
+        by_arrival = np.argsort(session_arrival_ms, kind="stable")
+        rank = np.empty(len(session_ids), np.int64)
+        rank[by_arrival] = np.arange(len(session_ids))
         order = np.lexsort((turn, rank[session]))
-        arrivals[~first] = np.nan
+        arrivals = np.where(turn == 0, session_arrival_ms[session], np.nan)
         return cls(
-            request_ids=np.array(ids, object)[order],
+            request_ids=np.array(request_ids, object)[order],
             arrival_ms=arrivals[order],
-            prompt_tokens=prompts[order],
-            output_tokens=outputs[order],
-            priority=priorities[order],
-            session_ids=names[by_arrival],
+            prompt_tokens=prompt_tokens[order],
+            output_tokens=output_tokens[order],
+            priority=priority[order],
+            session_ids=np.array(session_ids, object)[by_arrival],
             session_index=rank[session][order],
             turn_index=turn[order],
-            delay_ms=delays[order],
-            dp_rank=ranks[order],
-            prefill_dp_rank=prefill_ranks[order],
-            hash_offsets=_gathered_offsets(offsets, order),
-            hash_ids=_gathered(offsets, blocks, order),
+            delay_ms=delay_ms[order],
+            dp_rank=dp_rank[order],
+            prefill_dp_rank=prefill_dp_rank[order],
+            hash_offsets=_gathered_offsets(hash_offsets, order),
+            hash_ids=_gathered(hash_offsets, _dense(hash_ids), order),
             block_tokens=block_tokens,
         )
 
@@ -231,6 +286,32 @@ class Trace:
                 f"arrivals run from {session_arrival[0]} to {session_arrival[-1]} ms"
             )
         return self._take(np.flatnonzero(inside[self.session_index]), origin_ms=start_ms)
+
+    def write(self, path: str | Path, format: Literal["parquet", "mooncake"] | None = None) -> None:
+        """Write the trace to a file, whole or not at all; `Trace.read` returns an equal one.
+
+        Only the numbers of blocks may differ: they follow the order of the source.
+
+        Parameters
+        ----------
+        path: the file; an existing one is replaced.
+        format: `parquet`, which says everything, or `mooncake`, which has no place for attention-DP ranks nor for
+            `block_tokens`: give it to whoever reads the file. None goes by the ending, .parquet or .jsonl.
+
+        Raises
+        ------
+        TraceError: the form is unknown, or cannot say what the trace holds.
+        OSError: the file cannot be written.
+
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "trace.parquet"
+        >>> Trace.from_arrays([3.0], [512], [8]).write(file)
+        >>> Trace.read(file).arrival_ms.tolist()
+        [3.0]
+        """
+        from fpmsdk.replay.convert import write_trace
+
+        write_trace(self, path, format)
 
     def summary(self) -> dict[str, Any]:
         """What the trace asks for: counts, duration of the arrivals, rate and lengths.
@@ -277,7 +358,8 @@ class Trace:
         )
 
 
-def _check_block_tokens(block_tokens: Any, path: str | None = None) -> None:
+def check_block_tokens(block_tokens: Any, path: str | None = None) -> None:
+    """Raise TraceError unless a block can have so many tokens."""
     is_integer = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
     if not is_integer or not 1 <= block_tokens <= MAX_TOKENS:
         raise TraceError(
@@ -344,7 +426,7 @@ def _check_unique(ids: list[str]) -> None:
             )
 
 
-def _sessions(names: list[str]) -> tuple[NDArray[np.object_], Int64, Int64]:
+def _sessions(names: list[str]) -> tuple[list[str], Int64, Int64]:
     n = len(names)
     index: dict[str, int] = {}
     turns: list[int] = []
@@ -356,14 +438,16 @@ def _sessions(names: list[str]) -> tuple[NDArray[np.object_], Int64, Int64]:
             turns.append(0)
         session[row], turn[row] = known, turns[known]
         turns[known] += 1
-    return np.array(list(index), object), session, turn
+    return list(index), session, turn
 
 
-def _blocks(hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_tokens: int) -> tuple[Int64, Int64]:
+def _blocks(
+    hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_tokens: int
+) -> tuple[Int64, NDArray[np.uint64]]:
     n = len(prompts)
     offsets = np.zeros(n + 1, np.int64)
     if hash_ids is None:
-        return offsets, np.empty(0, np.int64)
+        return offsets, np.empty(0, np.uint64)
     try:
         rows = [list(ids) for ids in hash_ids]
     except TypeError as fault:
@@ -393,10 +477,15 @@ def _blocks(hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_toke
         raise TraceError(
             f"hash_ids holds something else than unsigned 64-bit integers: {fault}", field="hash_ids"
         ) from fault
+    return offsets, values
+
+
+def _dense(values: NDArray[np.uint64]) -> Int64:
+    """Number identities from 0 in order of first appearance."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    dense = np.empty(len(first), np.int64)
-    dense[np.argsort(first)] = np.arange(len(first))
-    return offsets, dense[inverse]
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    return number[inverse]
 
 
 def _gathered_offsets(offsets: Int64, rows: Int64) -> Int64:

@@ -1,0 +1,162 @@
+"""Weka agentic plays: one coding conversation per JSON object, with block hashes, idle times and subagents.
+
+A source is a file of one play, JSON lines of plays, or a directory of files. A play is a session; its requests are
+turns. A subagent is a session of its own, which starts at its recorded time; the play goes on after its own recorded
+idle time. Plays have no common clock: all start at 0, and `concurrency` serves so many sessions at once.
+Source: callanjfox/kv-cache-tester, trace format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from fpmsdk.errors import TraceError
+from fpmsdk.replay.formats.fields import refused_field
+from fpmsdk.replay.formats.reader import Reader, ReadOptions
+from fpmsdk.replay.formats.source import lines, read_bytes
+from fpmsdk.replay.rows import Clock, LeftOut, Row
+from fpmsdk.replay.trace import MAX_TOKENS
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_HashId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Request(msgspec.Struct, tag_field="type", tag="n"):
+    t: _Seconds
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] = msgspec.field(name="in")
+    output_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] = msgspec.field(name="out")
+    hash_ids: list[_HashId] = []
+    api_time: float | None = None
+
+
+class _Streamed(_Request, tag_field="type", tag="s"):
+    pass
+
+
+class _Subagent(msgspec.Struct, tag_field="type", tag="subagent"):
+    t: _Seconds
+    requests: list[_Request | _Streamed]
+    agent_id: str = "agent"
+
+
+class _Play(msgspec.Struct):
+    id: str
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    requests: list[_Request | _Streamed | _Subagent]
+    hash_id_scope: Literal["local", "global"] = "local"
+
+
+_DECODER = msgspec.json.Decoder(_Play)
+
+
+class WekaReader(Reader):
+    """Plays in order of file and line; all have blocks of one size, and hash ids of one scope."""
+
+    form = "weka"
+    options = frozenset({"nested_timestamps"})
+    has_lines: ClassVar[bool] = False
+
+    def __init__(self, path: str | Path, options: ReadOptions) -> None:
+        super().__init__(path, options)
+        self.clock = Clock.SECONDS
+        self._nested = options.nested_timestamps or "auto"
+        self._common: tuple[int, str] | None = None  # block size and scope of the hash ids
+        self._num_ids = 0  # identities given out so far
+        self._global_ids: dict[int, int] = {}
+        self._plays: set[str] = set()
+
+    def records(self) -> Iterator[tuple[int, tuple[str, bytes]]]:
+        """The text of each play and where it stands, one in memory at a time."""
+        return enumerate(self._texts(), 1)
+
+    def parse(self, line: int, record: tuple[str, bytes]) -> Iterator[Row | LeftOut]:
+        """The requests of one play, those of each subagent together."""
+        where, text = record
+        play = self._play(where, text)
+        ids = self._global_ids if play.hash_id_scope == "global" else {}
+        main = [entry for entry in play.requests if not isinstance(entry, _Subagent)]
+        yield from self._session(line, play.id, main, ids)
+        for number, entry in enumerate(play.requests):
+            if isinstance(entry, _Subagent):
+                name = f"{play.id}/{number}-{entry.agent_id}"
+                yield from self._session(line, name, entry.requests, ids, self._start(entry))
+
+    def _session(
+        self, line: int, name: str, requests: list[Any], ids: dict[int, int], start: float = 0.0
+    ) -> Iterator[Row]:
+        for number, request in enumerate(sorted(requests, key=lambda request: request.t)):
+            at = start + request.t
+            yield Row(
+                line,
+                request.prompt_tokens,
+                request.output_tokens,
+                at=at,
+                end=at + max(0.0, request.api_time or 0.0),
+                request_id=f"{name}:{number}",
+                session_id=name,
+                hash_ids=self._identities(request, ids),
+            )
+
+    def _start(self, subagent: _Subagent) -> float:
+        """What to add to the times of a subagent's requests."""
+        if self._nested == "relative":
+            return subagent.t
+        is_relative = self._nested == "auto" and any(request.t < subagent.t for request in subagent.requests)
+        return subagent.t if is_relative else 0.0
+
+    def _identities(self, request: _Request, ids: dict[int, int]) -> list[int]:
+        """Identities over the whole source; the last block, when it is not full, has no hash in the source."""
+        identities = []
+        for raw in request.hash_ids:
+            identity = ids.get(raw)
+            if identity is None:
+                identity = ids[raw] = self._fresh()
+            identities.append(identity)
+        if identities and 0 < request.prompt_tokens - len(identities) * self.block_tokens < self.block_tokens:
+            identities.append(self._fresh())
+        return identities
+
+    def _fresh(self) -> int:
+        self._num_ids += 1
+        return self._num_ids - 1
+
+    def _texts(self) -> Iterator[tuple[str, bytes]]:
+        path = Path(self.path)
+        for file in _files(path) if path.is_dir() else [path]:
+            if ".jsonl" in file.suffixes:
+                yield from ((f"{file}: trace line {line}", text) for line, text in lines(file))
+            else:
+                yield str(file), read_bytes(file)
+
+    def _play(self, where: str, text: bytes) -> _Play:
+        try:
+            play = _DECODER.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+            field = refused_field(fault)
+            raise TraceError(f"{where}: not a Weka play: {fault}", path=str(self.path), field=field) from fault
+        if play.id in self._plays:
+            raise TraceError(f'{where}: repeats the play "{play.id}"; plays have unique ids', path=str(self.path))
+        self._plays.add(play.id)
+        found = (play.block_size, play.hash_id_scope)
+        if self._common not in (None, found):
+            raise TraceError(
+                f"{where}: the play has block_size {found[0]} and hash_id_scope {found[1]}, the plays before it "
+                f"{self._common}; read them as traces of their own",
+                path=str(self.path),
+                field="block_size",
+            )
+        self._common = found
+        self.block_tokens = play.block_size
+        return play
+
+
+def _files(folder: Path) -> list[Path]:
+    endings = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+    try:
+        return sorted(file for file in folder.iterdir() if file.name.endswith(endings))
+    except OSError as fault:
+        raise TraceError(f"{folder}: cannot read the folder: {fault.strerror}", path=str(folder)) from fault
