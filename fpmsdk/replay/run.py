@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
 from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.replay import Replay
-from fpmsdk._ext.scheduler import Refusal, Requests, Status
+from fpmsdk._ext.scheduler import Requests, Status
 from fpmsdk.config.schema import shown
 from fpmsdk.errors import (
     ConfigError,
@@ -33,6 +33,7 @@ from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.coverage import coverage_on_failure, coverage_roles, replay_coverage
 from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.pools import PoolPlan, check_simulated, parsed_version
+from fpmsdk.replay.rejections import rejection_reasons
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
 
@@ -444,26 +445,12 @@ def _session_names(trace: Trace) -> NDArray[np.object_]:
     return names
 
 
-def _rejection_reasons(engine: EngineConfig, scheduler_rules: str) -> NDArray[np.object_]:
-    """What each `Refusal` of the pool that a request arrives at says."""
-    usable_blocks = engine.num_gpu_blocks - (scheduler_rules == "vllm")
-    reasons = np.full(len(Refusal), None, object)
-    reasons[Refusal.MODEL_LENGTH] = f"its prompt leaves no room below max_model_len = {engine.max_model_len}"
-    reasons[Refusal.KV_CAPACITY] = (
-        f"its prompt needs more than the {usable_blocks} usable KV blocks of {engine.block_size} tokens"
-    )
-    reasons[Refusal.UNCHUNKED_PROMPT] = (
-        f"its prompt exceeds max_num_batched_tokens = {engine.max_num_batched_tokens} without chunked prefill"
-    )
-    return reasons
-
-
 def _request_columns(
     trace: Trace, requests: Requests, recorder: Recorder, plans: list[PoolPlan], scheduler_rules: str
 ) -> dict[str, NDArray[Any]]:
     outcomes = np.full(len(Status), "unfinished", object)
     outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
-    reasons = _rejection_reasons(plans[0].launch.engine, scheduler_rules)
+    reasons = rejection_reasons(plans[0].launch.engine, scheduler_rules)
     was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")) | (len(plans) == 1)
     return {
         "request_id": trace.request_ids,

@@ -7,7 +7,7 @@ knows the identity of prompt blocks (`hash_ids`), never token values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -254,6 +254,70 @@ class Trace:
             block_tokens=block_tokens,
         )
 
+    @classmethod
+    def synthetic(
+        cls,
+        request_count: int,
+        input_tokens: int,
+        output_tokens: int,
+        *,
+        request_rate: float | None = None,
+        arrival_interval_ms: float | None = None,
+        arrival_seed: int | None = None,
+        random_range_ratio: float = 1.0,
+        random_seed: int | None = None,
+        turns_per_session: int = 1,
+        inter_turn_delay_ms: float = 0.0,
+        cached_prefix_tokens: int = 0,
+        shared_prefix_ratio: float = 0.0,
+        num_prefix_groups: int = 0,
+        block_tokens: int | None = None,
+    ) -> Trace:
+        """Make a workload; equal arguments give the same trace everywhere.
+
+        Parameters
+        ----------
+        request_count: requests, or with several turns sessions.
+        input_tokens, output_tokens: lengths of every request; turns do not accumulate context.
+        request_rate, arrival_interval_ms, arrival_seed: arrivals of first turns, as in `with_arrivals`. Without rate
+            and interval all arrive at 0, for a replay with `concurrency`.
+        random_range_ratio: below 1, lengths are uniform between this share of the given ones and the given ones.
+        random_seed: of lengths and prefix groups, 0 when omitted.
+        turns_per_session, inter_turn_delay_ms: turns of each session, and the wait between them.
+        cached_prefix_tokens: every prompt begins with the same so many tokens.
+        shared_prefix_ratio, num_prefix_groups: each session draws a group; this share of a prompt's blocks, the
+            leading ones, is that of the group.
+        block_tokens: size of these blocks, 512 when omitted.
+
+        Raises
+        ------
+        TraceError: a value is out of range, or has no effect.
+
+        Source: engine-and-replay.md section 5.3.
+
+        >>> trace = Trace.synthetic(3, 1024, 128, request_rate=20.0, arrival_seed=7)
+        >>> trace.request_ids.tolist(), trace.arrival_ms.round(2).tolist()
+        (['synthetic-0', 'synthetic-1', 'synthetic-2'], [0.0, 19.57, 27.74])
+        """
+        from fpmsdk.replay.synthetic import synthetic_trace
+
+        return synthetic_trace(
+            request_count,
+            input_tokens,
+            output_tokens,
+            request_rate=request_rate,
+            arrival_interval_ms=arrival_interval_ms,
+            arrival_seed=arrival_seed,
+            random_range_ratio=random_range_ratio,
+            random_seed=random_seed,
+            turns_per_session=turns_per_session,
+            inter_turn_delay_ms=inter_turn_delay_ms,
+            cached_prefix_tokens=cached_prefix_tokens,
+            shared_prefix_ratio=shared_prefix_ratio,
+            num_prefix_groups=num_prefix_groups,
+            block_tokens=block_tokens,
+        )
+
     def __len__(self) -> int:
         """Return the number of requests."""
         return len(self.request_ids)
@@ -286,6 +350,41 @@ class Trace:
                 f"arrivals run from {session_arrival[0]} to {session_arrival[-1]} ms"
             )
         return self._take(np.flatnonzero(inside[self.session_index]), origin_ms=start_ms)
+
+    def with_arrivals(
+        self,
+        *,
+        request_rate: float | None = None,
+        arrival_interval_ms: float | None = None,
+        arrival_seed: int | None = None,
+    ) -> Trace:
+        """The same requests in the same order with other arrivals, one per session.
+
+        Parameters
+        ----------
+        request_rate: mean arrivals per second of a Poisson process.
+        arrival_interval_ms: constant gap in ms.
+        arrival_seed: of the Poisson process, 42 when omitted.
+
+        Raises
+        ------
+        TraceError: neither or both of rate and interval, or a value out of range.
+
+        >>> Trace.from_arrays([0.0, 7.0], [4, 4], [1, 1]).with_arrivals(arrival_interval_ms=2.5).arrival_ms.tolist()
+        [0.0, 2.5]
+        """
+        from fpmsdk.replay.arrivals import arrival_times_ms
+
+        if request_rate is None and arrival_interval_ms is None:
+            raise TraceError("with_arrivals sets none; give request_rate or arrival_interval_ms", field="request_rate")
+        times = arrival_times_ms(
+            len(self.session_ids),
+            request_rate=request_rate,
+            arrival_interval_ms=arrival_interval_ms,
+            arrival_seed=arrival_seed,
+        )
+        arrivals = np.where(self.turn_index == 0, times[self.session_index], np.nan)
+        return replace(self, arrival_ms=arrivals)
 
     def write(self, path: str | Path, format: Literal["parquet", "mooncake"] | None = None) -> None:
         """Write the trace to a file, whole or not at all; `Trace.read` returns an equal one.
