@@ -50,7 +50,7 @@ def arrival_times_ms(
         if arrival_seed is not None:
             raise TraceError("arrival_seed has no effect without request_rate; leave it out", field="arrival_seed")
         interval = 0.0 if arrival_interval_ms is None else checked_number("arrival_interval_ms", arrival_interval_ms)
-        return np.arange(count) * interval
+        return np.arange(count, dtype=np.float64) * interval
     rate = checked_number("request_rate", request_rate)
     if rate == 0 or not math.isfinite(1000 / rate):
         raise TraceError(f"request_rate is {rate!r}; give requests per second above 0", field="request_rate")

@@ -1,6 +1,6 @@
 """What an engine says to requests that it can never serve.
 
-The decision is compiled (`ext/scheduler.pyx`); here it gets its words. Source: engine-and-replay.md sections 2.2 and 2.5.
+The decision is compiled (`ext/scheduler.pyx`); here it gets its words. Source: engine-and-replay.md 2.2 and 2.5.
 """
 
 from __future__ import annotations

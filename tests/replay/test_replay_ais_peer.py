@@ -111,6 +111,6 @@ def test_a_pass_that_the_table_does_not_support_ends_the_replay_with_the_peers_c
     query = "FPM direct prefill query (batch_size=1, total_prefill_tokens=2, total_kv_read_tokens=1022)"
     assert query in expected["message"]
     assert query in str(failure.value)
-    coverage = failure.value.fpm_query_coverage
+    coverage = json.loads(failure.value.fpm_query_coverage)
     assert coverage["status"] == "incomplete"
     assert coverage["queries"] == expected["coverage"]["queries"]

@@ -135,7 +135,7 @@ def test_a_trace_replay_equals_the_peer(name):
 
 
 def synthetic_trace_of(scenario):
-    """The workload that the peer made; its random arrivals come from a generator of its own and are taken as recorded."""
+    """The workload that the peer made; random arrivals come from a generator of its own and are as recorded."""
     trace = Trace.synthetic(
         scenario["request_count"],
         scenario["input_tokens"],
