@@ -172,7 +172,10 @@ def system(spec):
         "prefill_launch": {"engine": engine["prefill"]["rank"], "dp_size": engine["prefill"]["dp_size"]},
         "num_workers": topology["decode"]["initial_workers"],
         "num_prefill_workers": topology["prefill"]["initial_workers"],
-        "handoff_latency_ms": topology["handoff_latency_ms"],
+        # The peer ignores it when the rank says how fast prompts move; we refuse it then.
+        "handoff_latency_ms": 0.0
+        if engine["prefill"]["rank"].get("kv_transfer_bandwidth")
+        else topology["handoff_latency_ms"],
     }
 
 

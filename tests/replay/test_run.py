@@ -368,6 +368,10 @@ def test_composed_and_separate_passes_are_counted():
         ({"engine": {"block_size": 2**63}}, "engine.block_size"),
         ({"scheduler_rules": "simulator", "watermark": 0.1}, "watermark"),
         ({"scheduler_rules": "simulator", "scheduling_policy": "priority"}, "scheduling_policy"),
+        ({"scheduler_rules": "simulator", "scheduler_reserve_full_isl": False}, "scheduler_reserve_full_isl"),
+        ({"scheduler_rules": "simulator", "vllm_version": "0.30"}, "vllm_version"),
+        ({"long_prefill_token_threshold_adaptive": True}, "long_prefill_token_threshold_adaptive"),
+        ({"concurrency": 1, "arrival_speedup_ratio": 2.0}, "arrival_speedup_ratio"),
         ({"engine": {"num_gpu_blocks": 1}}, "engine.num_gpu_blocks"),
         (
             {"engine": {"max_model_len": 32}, "long_prefill_token_threshold": 33},
