@@ -183,8 +183,7 @@ def replay_trace(
         )
         placement = "round_robin"
     _check_topology(launch, prefill, prefill_timing, num_prefill_workers, handoff_latency_ms)
-    if warm_prefix_cache:
-        _check_warm_cache(trace, launch if prefill is None else prefill.launch)
+    _check_warm_cache(warm_prefix_cache, trace, launch if prefill is None else prefill.launch)
     main = plan(launch, num_workers, timing, placement)
     plans = [main] if prefill is None else [prefill, main]
     for pool in plans:
@@ -371,8 +370,8 @@ def _check_load(
         )
 
 
-def _check_warm_cache(trace: Trace, launch: EngineLaunchConfig) -> None:
-    if not launch.engine.enable_prefix_caching or not len(trace.hash_ids):
+def _check_warm_cache(is_warm: bool, trace: Trace, launch: EngineLaunchConfig) -> None:
+    if is_warm and not (launch.engine.enable_prefix_caching and len(trace.hash_ids)):
         why = "hash_ids" if launch.engine.enable_prefix_caching else "engine.enable_prefix_caching"
         raise ConfigError(f"warm_prefix_cache has no effect without {why}; leave it out", "warm_prefix_cache")
 
