@@ -21,8 +21,13 @@ NOT_FINITE = OP_NOT_FINITE
 SOURCES = {FROM_SILICON: "silicon", FROM_FORMULA: "empirical", FROM_SOL: "sol", FROM_ESTIMATE: "estimated"}
 
 
-cdef int64_t ceil_div(int64_t a, int64_t b) noexcept nogil:
-    return (a + b - 1) // b
+# Divisors are mostly 1, and a 64-bit division costs as much as a whole look-up.
+cdef inline int64_t ceil_div(int64_t a, int64_t b) noexcept nogil:
+    return a if b == 1 else (a + b - 1) // b
+
+
+cdef inline int64_t floor_div(int64_t a, int64_t b) noexcept nogil:
+    return a if b == 1 else a // b
 
 
 cdef double memory_op_ms(const Hardware* hardware, double num_bytes) noexcept nogil:
@@ -134,7 +139,7 @@ cdef class MemoryOp(Operator):
         self.seq_split = seq_split
 
     cdef double num_bytes(self, const OpQuery* query) noexcept nogil:
-        return self.bytes_per_token * <double>ceil_div(query.tokens // self.scale_num_tokens, self.seq_split)
+        return self.bytes_per_token * <double>ceil_div(floor_div(query.tokens, self.scale_num_tokens), self.seq_split)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         answer.latency_ms = memory_op_ms(&self.hardware, self.num_bytes(query))
@@ -224,7 +229,7 @@ cdef class Gemm(Operator):
         self.is_logits = "logits_gemm" in name
 
     cdef double rows(self, const OpQuery* query) noexcept nogil:
-        return <double>ceil_div(query.tokens // self.scale_num_tokens, self.seq_split)
+        return <double>ceil_div(floor_div(query.tokens, self.scale_num_tokens), self.seq_split)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double m = self.rows(query), removed
@@ -456,12 +461,12 @@ cdef class GenerationAttention(Operator):
         cdef int i
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        if query.batch % self.scale_num_tokens != 0:
+        if self.scale_num_tokens != 1 and query.batch % self.scale_num_tokens != 0:
             return OP_UNEVEN_BATCH
         if self.table is None:
             return OP_MISS
         at[0] = self.num_heads
-        at[1] = <double>(query.batch // self.scale_num_tokens)
+        at[1] = <double>floor_div(query.batch, self.scale_num_tokens)
         low = max(<int64_t>(0.9 * position), 1)
         high = max(<int64_t>(1.1 * position), low)
         for i in range(5):
@@ -487,10 +492,11 @@ cdef class GenerationAttention(Operator):
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        if query.batch % self.scale_num_tokens != 0:
+        if self.scale_num_tokens != 1 and query.batch % self.scale_num_tokens != 0:
             return OP_UNEVEN_BATCH
         generation_attention_sol(
-            &self.shape, self.num_heads, <double>(query.batch // self.scale_num_tokens), <double>query.seq_len, sol
+            &self.shape, self.num_heads, <double>floor_div(query.batch, self.scale_num_tokens),
+            <double>query.seq_len, sol,
         )
         add_memory(self.extra_sol_ms, sol)
         return OP_OK

@@ -154,9 +154,9 @@ cdef class GemmSite:
         distance = np.sqrt(distance_n * distance_n + distance_k * distance_k)
         begin, end = first[:len(first) - 1], first[1:]
         low, high = m[begin], m[end - 1]
-        # Which sites cover m changes only at the ends of their curves.
+        # Which sites cover m changes only at the ends of their curves. Not `np.unique`: it loads masked arrays.
         rows = []
-        for first_m in np.unique(np.concatenate([[-np.inf], low, np.nextafter(high, np.inf)])):
+        for first_m in sorted({-np.inf, *low, *np.nextafter(high, np.inf)}):
             covering = (low <= first_m) & (first_m <= high)
             candidates = np.flatnonzero(covering) if covering.any() else np.arange(len(site_n))
             chosen = nearest_sites(candidates, distance, distance_n, distance_k)

@@ -58,8 +58,7 @@ class ForwardPassPerfModel:
         self._selection = selection
         self._kind = selection.kind
         self._estimator = selection.kind.estimator
-        self._provenance = PlainTemplate(selection.provenance())
-        self._warning = selection.warning
+        self._report = PlainTemplate(_diagnostics_template(selection))
         self._tuning = threading.Lock()
         _models.add(self)
 
@@ -237,16 +236,14 @@ class ForwardPassPerfModel:
 
     def diagnostics(self) -> dict[str, Any]:
         """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
-        source, ready, retained_observations, correction_ready_buckets = self._kind.status()
-        not_ready = "insufficient_data" if self._warning is None else "unsupported_config"
-        return {
-            "source": source,
-            "readiness": "ready" if ready else not_ready,
-            "retained_observations": retained_observations,
-            "correction_ready_buckets": correction_ready_buckets,
-            "last_warning": self._warning,
-            "provenance": self._provenance.copy(),
-        }
+        report: dict[str, Any] = self._report.copy()
+        # Copying a template with all keys and filling it in costs half of building the dict anew.
+        report["source"], ready, report["retained_observations"], report["correction_ready_buckets"] = (
+            self._kind.status()
+        )
+        if ready:
+            report["readiness"] = "ready"
+        return report
 
     def regression_store_diagnostics(self) -> list[dict[str, Any]]:
         """Workload kind, readiness and retained observations of each regression store; empty for native models."""
@@ -369,6 +366,18 @@ def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
 
 
+def _diagnostics_template(selection: Selection) -> dict[str, Any]:
+    """What `diagnostics()` reports of a model that has learned nothing yet."""
+    return {
+        "source": None,
+        "readiness": "insufficient_data" if selection.warning is None else "unsupported_config",
+        "retained_observations": 0,
+        "correction_ready_buckets": 0,
+        "last_warning": selection.warning,
+        "provenance": selection.provenance(),
+    }
+
+
 def _normalized(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
     return normalize_request(config, _is_registered)
 
@@ -382,6 +391,8 @@ def _is_registered(architecture: str) -> bool:
 
 def _columns(batch: Any) -> Columns | None:
     # Told by the compiled part, so that a single estimate need not load the batch's module.
+    if type(batch) is list or type(batch) is dict:
+        return None
     columns = getattr(batch, "columns", None)
     return columns if isinstance(columns, Columns) else None
 
