@@ -61,8 +61,8 @@ def check(
     sessions = "" if outcome.num_sessions == outcome.num_requests else f" in {outcome.num_sessions:,} sessions"
     lines = [f"{file}: {outcome.format}, {outcome.num_requests:,} requests{sessions}"]
     for finding in outcome.findings:
-        where = f" (line {', '.join(map(str, finding.lines))}{', …' if finding.count > len(finding.lines) else ''})"
-        lines.append(f"{finding.level}: {finding.count:,} {finding.text}{where if finding.lines else ''}")
+        where = f"; line {', '.join(map(str, finding.lines))}{', …' if finding.count > len(finding.lines) else ''}"
+        lines.append(f"{finding.level}: {finding.text} ({finding.count:,} x{where if finding.lines else ''})")
     show(outcome.to_dict(), json, *lines)
     if not outcome.ok:
         raise typer.Exit(NEGATIVE_RESULT)

@@ -33,7 +33,7 @@ class TraceBuilder:
         self._session_ids: list[str] = []
         # Of first turns only, as the sessions.
         self._at: array[Any] = array("q" if clock is Clock.NANOSECONDS else "d")
-        self._at_line = array("q")
+        self._lines = array("q")
         self._session, self._turn = array("q"), array("q")
         self._prompts, self._outputs, self._priorities = array("q"), array("q"), array("q")
         self._ranks, self._prefill_ranks = array("q"), array("q")
@@ -44,10 +44,10 @@ class TraceBuilder:
     def add(self, row: Row, session: int, turn: int, delay_ms: float) -> None:
         """Append a placed row; the turns of a session come in order."""
         self._request_ids.append(row.name)
+        self._lines.append(row.line)
         if turn == 0:
             self._session_ids.append(row.name if row.session_id is None else row.session_id)
             self._at.append(row.at or 0)
-            self._at_line.append(row.line)
         self._session.append(session)
         self._turn.append(turn)
         self._delays.append(delay_ms)
@@ -72,12 +72,14 @@ class TraceBuilder:
         ------
         TraceError: the arrivals span so much time that they cannot be in one unit.
         """
+        self._check_names(path)
         at = np.frombuffer(self._at, np.int64 if self._clock is Clock.NANOSECONDS else np.float64)
-        first, last = int(at.argmin()), int(at.argmax())
-        with np.errstate(over="ignore"):
-            check_span(path, self._clock.to_ms(at[last] - at[first]), self._at_line[first], self._at_line[last])
-        arrivals_ms = self._clock.all_to_ms(at - (0 if self._keeps_clock else at[first]))
         session, turn = np.frombuffer(self._session, np.int64), np.frombuffer(self._turn, np.int64)
+        first, last = int(at.argmin()), int(at.argmax())
+        line = np.frombuffer(self._lines, np.int64)[turn == 0]
+        # As Python numbers, whose differences do not wrap around.
+        check_span(path, self._clock.to_ms(at[last].item() - at[first].item()), line[first].item(), line[last].item())
+        arrivals_ms = self._clock.all_to_ms(at - (0 if self._keeps_clock else at[first]))
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(np.frombuffer(self._num_blocks, np.int64), out=offsets[1:])
         return Trace.ordered(
@@ -96,6 +98,16 @@ class TraceBuilder:
             hash_ids=np.frombuffer(self._blocks, np.uint64),
             block_tokens=self._block_tokens,
         )
+
+    def _check_names(self, path: str) -> None:
+        # A given name may be the one that a row without name gets.
+        if len(set(self._request_ids)) < len(self._request_ids):
+            seen: set[str] = set()
+            for name, line in zip(self._request_ids, self._lines, strict=True):
+                if name in seen:
+                    text = f'{path}: trace line {line} repeats request_id "{name}"; request ids are unique'
+                    raise TraceError(text, path=path, line=line, field="request_id")
+                seen.add(name)
 
 
 def check_span(path: str, span_ms: float, first_line: int, last_line: int) -> None:

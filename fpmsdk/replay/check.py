@@ -241,7 +241,9 @@ class _Survey:
         at = np.frombuffer(self._at, np.int64 if clock is Clock.NANOSECONDS else np.float64)
         first, last = int(at.argmin()), int(at.argmax())
         try:
-            check_span(str(self._reader.path), clock.to_ms(at[last] - at[first]), self._lines[first], self._lines[last])
+            # As Python numbers, whose differences do not wrap around.
+            span = clock.to_ms(at[last].item() - at[first].item())
+            check_span(str(self._reader.path), span, self._lines[first], self._lines[last])
         except TraceError as fault:
             self._others.append(Finding("fault", "units", str(fault), 1, [self._lines[first], self._lines[last]]))
             return

@@ -5,6 +5,7 @@ Works on a stream of rows and keeps one entry per name that the source gives; a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -103,4 +104,9 @@ class Timeline:
         if delay < 0:
             text = f"has invalid delay {delay:g} {self._clock.value}; give at least 0 between two turns"
             raise self._fault(row, text, "delay")
-        return self._clock.to_ms(delay)
+        delay_ms = self._clock.to_ms(delay)
+        if not math.isfinite(delay_ms):
+            raise self._fault(
+                row, f"has invalid delay {delay:g} {self._clock.value}; give finite milliseconds", "delay"
+            )
+        return delay_ms

@@ -27,7 +27,7 @@ def test_check_lists_findings_and_exits_with_1_for_a_fault(write):
     assert ran.exit_code == 0
     assert ran.stdout.splitlines() == [
         f"{sound}: mooncake, 2 requests",
-        "note: 1 rows lie before the row above them; they are put in order (line 2)",
+        "note: rows lie before the row above them; they are put in order (1 x; line 2)",
     ]
     faulty = write(ROW, {"timestamp": 3}, name="faulty.jsonl")
     result = result_of("trace", "check", faulty, "--block-tokens", "4", code=1)

@@ -30,9 +30,10 @@ def token_count(fault: Fault, name: str, text: str, low: int) -> int:
 def nanoseconds(fault: Fault, name: str, text: str) -> int:
     """Decimal seconds in text, exactly; raises what `fault` makes."""
     cell = text.strip()
-    if not _SECONDS.fullmatch(cell):
-        raise fault(f"{name} is {shown(text)}; give seconds of at least 0", name)
-    return round(Decimal(cell) * 1_000_000_000)
+    time_ns = round(Decimal(cell) * 1_000_000_000) if _SECONDS.fullmatch(cell) else -1
+    if not 0 <= time_ns < 2**63:
+        raise fault(f"{name} is {shown(text)}; give seconds of at least 0, below 2^63 ns", name)
+    return time_ns
 
 
 def refused_field(fault: Exception) -> str:

@@ -58,8 +58,17 @@ class _ByStatus(msgspec.Struct):
     incomplete: list[msgspec.Raw] = []
 
 
+class _Totals(msgspec.Struct):
+    successful: int | None = None
+
+
+class _Metrics(msgspec.Struct):
+    request_totals: _Totals = msgspec.field(default_factory=_Totals)
+
+
 class _Benchmark(msgspec.Struct):
     requests: _ByStatus
+    metrics: _Metrics = msgspec.field(default_factory=_Metrics)
 
 
 class _Report(msgspec.Struct):
@@ -126,5 +135,16 @@ class GuidellmReader(Reader):
                 f"{len(benchmarks) - 1}",
                 path=str(self.path),
                 field="benchmark",
+            )
+        found, completed = (
+            len(benchmarks[chosen].requests.successful),
+            benchmarks[chosen].metrics.request_totals.successful,
+        )
+        if completed is not None and found < completed:
+            raise TraceError(
+                f"{self.path}: the report holds a sample, {found} of {completed} completed requests; write it with "
+                "all of them",
+                path=str(self.path),
+                field=f"benchmarks[{chosen}].requests.successful",
             )
         return benchmarks[chosen]

@@ -9,6 +9,7 @@ Source: callanjfox/kv-cache-tester, trace format.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -53,6 +54,17 @@ class _Play(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Play)
 
 
+class _Identities(dict[int, int]):
+    """Raw hash ids of one scope and the identities that stand for them; an unknown one gets a fresh identity."""
+
+    def __init__(self, fresh: Iterator[int]) -> None:
+        self._fresh = fresh
+
+    def __missing__(self, raw: int) -> int:
+        self[raw] = identity = next(self._fresh)
+        return identity
+
+
 class WekaReader(Reader):
     """Plays in order of file and line; all have blocks of one size, and hash ids of one scope."""
 
@@ -65,8 +77,8 @@ class WekaReader(Reader):
         self.clock = Clock.SECONDS
         self._nested = options.nested_timestamps or "auto"
         self._common: tuple[int, str] | None = None  # block size and scope of the hash ids
-        self._num_ids = 0  # identities given out so far
-        self._global_ids: dict[int, int] = {}
+        self._fresh = count()
+        self._global_ids = _Identities(self._fresh)
         self._plays: set[str] = set()
 
     def records(self) -> Iterator[tuple[int, tuple[str, bytes]]]:
@@ -77,7 +89,7 @@ class WekaReader(Reader):
         """The requests of one play, those of each subagent together."""
         where, text = record
         play = self._play(where, text)
-        ids = self._global_ids if play.hash_id_scope == "global" else {}
+        ids = self._global_ids if play.hash_id_scope == "global" else _Identities(self._fresh)
         main = [entry for entry in play.requests if not isinstance(entry, _Subagent)]
         yield from self._session(line, play.id, main, ids)
         for number, entry in enumerate(play.requests):
@@ -86,7 +98,7 @@ class WekaReader(Reader):
                 yield from self._session(line, name, entry.requests, ids, self._start(entry))
 
     def _session(
-        self, line: int, name: str, requests: list[Any], ids: dict[int, int], start: float = 0.0
+        self, line: int, name: str, requests: list[Any], ids: _Identities, start: float = 0.0
     ) -> Iterator[Row]:
         for number, request in enumerate(sorted(requests, key=lambda request: request.t)):
             at = start + request.t
@@ -108,21 +120,12 @@ class WekaReader(Reader):
         is_relative = self._nested == "auto" and any(request.t < subagent.t for request in subagent.requests)
         return subagent.t if is_relative else 0.0
 
-    def _identities(self, request: _Request, ids: dict[int, int]) -> list[int]:
+    def _identities(self, request: _Request, ids: _Identities) -> list[int]:
         """Identities over the whole source; the last block, when it is not full, has no hash in the source."""
-        identities = []
-        for raw in request.hash_ids:
-            identity = ids.get(raw)
-            if identity is None:
-                identity = ids[raw] = self._fresh()
-            identities.append(identity)
+        identities = list(map(ids.__getitem__, request.hash_ids))
         if identities and 0 < request.prompt_tokens - len(identities) * self.block_tokens < self.block_tokens:
-            identities.append(self._fresh())
+            identities.append(next(self._fresh))
         return identities
-
-    def _fresh(self) -> int:
-        self._num_ids += 1
-        return self._num_ids - 1
 
     def _texts(self) -> Iterator[tuple[str, bytes]]:
         path = Path(self.path)

@@ -64,6 +64,7 @@ def test_without_elapsed_time_a_later_turn_waits_from_the_question_before_it(rea
         ("6,GPT-4,3,4.5,1,API log", "Response tokens", "Response tokens is '4.5'"),
         ("6,GPT-4,3,,3,API log", "Response tokens", "Response tokens is ''"),
         ("-6,GPT-4,3,4,7,API log", "Timestamp", "Timestamp is '-6'"),
+        ("9999999999,GPT-4,3,4,7,API log", "Timestamp", "Timestamp is '9999999999'"),
         ("1e3,GPT-4,3,4,7,API log", "Timestamp", "Timestamp is '1e3'"),
         ("6,GPT-4,3,4,7", "", "has 5 cells, the header 6"),
     ],

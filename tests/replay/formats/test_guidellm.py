@@ -81,6 +81,13 @@ def test_a_malformed_request_is_refused_by_name(read, broken, field, said):
     assert (refused.value.line, refused.value.field) == (None, field)
 
 
+def test_a_sample_of_the_requests_is_no_trace(tmp_path):
+    benchmark = {"requests": {"successful": [request("a", 0, 1)]}, "metrics": {"request_totals": {"successful": 3}}}
+    (tmp_path / "b.json").write_text(json.dumps({"benchmarks": [benchmark]}))
+    with pytest.raises(TraceError, match="a sample, 1 of 3 completed requests"):
+        Trace.read(tmp_path / "b.json")
+
+
 def test_another_document_is_refused(read, tmp_path):
     (tmp_path / "benchmarks.json").write_text(
         '{"benchmarks": [{"requests": {"successful": [{"prompt_tokens": "4"}]}}]}'
