@@ -6,6 +6,7 @@ from array import array
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fpmsdk.errors import TraceError
 from fpmsdk.replay.rows import Clock, Row
@@ -40,6 +41,7 @@ class TraceBuilder:
         self._delays = array("d")
         self._num_blocks = array("q")
         self._blocks = array("Q")
+        self._num_awaits, self._awaits = array("q"), array("q")
 
     def add(self, row: Row, session: int, turn: int, delay_ms: float) -> None:
         """Append a placed row; the turns of a session come in order."""
@@ -60,6 +62,8 @@ class TraceBuilder:
         used = min(len(row.hash_ids), -(-row.prompt_tokens // self._block_tokens))
         self._num_blocks.append(used)
         self._blocks.extend(row.hash_ids[:used])
+        self._num_awaits.append(len(row.awaits))
+        self._awaits.extend(row.awaits)
 
     def __len__(self) -> int:
         """Return the number of rows so far."""
@@ -80,8 +84,6 @@ class TraceBuilder:
         # As Python numbers, whose differences do not wrap around.
         check_span(path, self._clock.to_ms(at[last].item() - at[first].item()), line[first].item(), line[last].item())
         arrivals_ms = self._clock.all_to_ms(at - (0 if self._keeps_clock else at[first]))
-        offsets = np.zeros(len(self) + 1, np.int64)
-        np.cumsum(np.frombuffer(self._num_blocks, np.int64), out=offsets[1:])
         return Trace.ordered(
             request_ids=self._request_ids,
             session_ids=self._session_ids,
@@ -94,8 +96,10 @@ class TraceBuilder:
             priority=np.frombuffer(self._priorities, np.int64),
             dp_rank=np.frombuffer(self._ranks, np.int64),
             prefill_dp_rank=np.frombuffer(self._prefill_ranks, np.int64),
-            hash_offsets=offsets,
+            hash_offsets=_offsets(self._num_blocks),
             hash_ids=np.frombuffer(self._blocks, np.uint64),
+            awaits_offsets=_offsets(self._num_awaits),
+            awaits=np.frombuffer(self._awaits, np.int64),
             block_tokens=self._block_tokens,
         )
 
@@ -108,6 +112,12 @@ class TraceBuilder:
                     text = f'{path}: trace line {line} repeats request_id "{name}"; request ids are unique'
                     raise TraceError(text, path=path, line=line, field="request_id")
                 seen.add(name)
+
+
+def _offsets(counts: array[int]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(np.frombuffer(counts, np.int64), out=offsets[1:])
+    return offsets
 
 
 def check_span(path: str, span_ms: float, first_line: int, last_line: int) -> None:

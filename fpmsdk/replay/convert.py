@@ -133,12 +133,12 @@ def _placed(row: Row, arrival_ms: float | None, delay_ms: float) -> PlacedRow:
         row.dp_rank,
         row.prefill_dp_rank,
         row.hash_ids,
+        row.awaits,
     )
 
 
 def _rows_of(trace: Trace) -> Iterator[PlacedRow]:
     turns = np.bincount(trace.session_index)
-    offsets = trace.hash_offsets
     for start in range(0, len(trace), _ROWS_PER_STEP):
         some = slice(start, start + _ROWS_PER_STEP)
         sessions = trace.session_index[some]
@@ -156,8 +156,7 @@ def _rows_of(trace: Trace) -> Iterator[PlacedRow]:
                 for name in ("delay_ms", "prompt_tokens", "output_tokens", "priority", "dp_rank", "prefill_dp_rank")
             ),
         )
-        ends = offsets[some.start + 1 : some.stop + 1]
-        for values, first, end in zip(
-            zip(*(column.tolist() for column in columns), strict=True), offsets[some], ends, strict=False
-        ):
-            yield PlacedRow._make((*values, trace.hash_ids[first:end].tolist()))
+        for row, values in enumerate(zip(*(column.tolist() for column in columns), strict=True), start):
+            blocks = trace.hash_ids[trace.hash_offsets[row] : trace.hash_offsets[row + 1]]
+            awaits = trace.awaits[trace.awaits_offsets[row] : trace.awaits_offsets[row + 1]]
+            yield PlacedRow._make((*values, blocks.tolist(), awaits.tolist()))

@@ -60,6 +60,7 @@ class Row:
     session_id: None is a session of its own, with the name of the request.
     priority, dp_rank, prefill_dp_rank: as in `Trace`.
     hash_ids: identities of prompt blocks.
+    awaits: of a later turn, how many rows of its session back those lie that it waits for; none is the row before it.
     """
 
     line: int
@@ -74,6 +75,7 @@ class Row:
     dp_rank: int = -1
     prefill_dp_rank: int = -1
     hash_ids: Sequence[int] = ()
+    awaits: Sequence[int] = ()
 
     @property
     def name(self) -> str:
@@ -105,3 +107,4 @@ class PlacedRow(NamedTuple):
     dp_rank: int
     prefill_dp_rank: int
     hash_ids: Sequence[int]
+    awaits: Sequence[int]

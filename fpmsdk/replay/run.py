@@ -207,6 +207,7 @@ def replay_trace(
         arrival_ms=_sped_up(trace.arrival_ms, arrival_speedup_ratio),
         next_turn=_next_turns(trace),
         delay_ms=_sped_up(trace.delay_ms, arrival_speedup_ratio),
+        followers=_followers(trace) if len(trace.awaits) else None,
         concurrency=min(concurrency or 0, len(trace)),
         dp_rank=trace.dp_rank,
         prefill_dp_rank=trace.prefill_dp_rank,
@@ -459,6 +460,22 @@ def _next_turns(trace: Trace) -> NDArray[np.int64]:
     rows = np.arange(len(trace))
     same_session = np.append(trace.session_index[1:] == trace.session_index[:-1], False)
     return np.where(same_session, rows + 1, -1)
+
+
+def _followers(
+    trace: Trace,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of sessions that branch: who waits for each row, for how many rows each waits, and its session."""
+    rows = np.arange(len(trace))
+    steps = np.diff(trace.awaits_offsets)
+    # A later turn that names none waits for the row before it.
+    waits_for_last = (steps == 0) & (trace.turn_index > 0)
+    follower = np.concatenate([np.repeat(rows, steps), rows[waits_for_last]])
+    awaited = np.concatenate([np.repeat(rows, steps) - trace.awaits, rows[waits_for_last] - 1])
+    order = np.lexsort((follower, awaited))
+    offsets = np.zeros(len(trace) + 1, np.int64)
+    np.cumsum(np.bincount(awaited, minlength=len(trace)), out=offsets[1:])
+    return offsets, follower[order], np.bincount(follower, minlength=len(trace)), trace.session_index
 
 
 def _table_columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:

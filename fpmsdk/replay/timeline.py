@@ -52,6 +52,8 @@ class Timeline:
         if row.session_id is None:
             if row.delay:
                 raise self._first_turn_waits(row)
+            if row.awaits:
+                raise self._fault(row, "awaits another row, but is a session of its own; leave awaits out", "awaits")
             self.num_sessions += 1
             return self.num_sessions - 1, 0, 0.0
         session = self._sessions.get(row.session_id)
@@ -64,6 +66,9 @@ class Timeline:
         else:
             delay_ms = self._delay_ms(row, session)
         turn, session.turns = session.turns, session.turns + 1
+        if row.awaits and not 1 <= min(row.awaits) <= max(row.awaits) <= turn:
+            text = f"awaits rows {list(row.awaits)} back; give 1 to {turn}, the rows of its session before it"
+            raise self._fault(row, text, "awaits")
         if row.at is not None:
             session.at = row.at
         session.end = row.end

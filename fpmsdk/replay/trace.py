@@ -50,6 +50,9 @@ class Trace:
         blocks shares its prompt with no other; any other row has just enough to cover its prompt.
     hash_ids: int64, dense from 0 in order of first appearance in the source.
     block_tokens: prompt tokens that one hash id stands for.
+    awaits_offsets: int64[n + 1]; row i owns `awaits[awaits_offsets[i]:awaits_offsets[i + 1]]`.
+    awaits: int64, how many rows back those of the same session lie that a later turn waits for, `delay_ms` after the
+        last of them has completed; a later turn without any waits for the row before it.
 
     Source: engine-and-replay.md section 5.2.
 
@@ -72,6 +75,8 @@ class Trace:
     hash_offsets: Int64
     hash_ids: Int64
     block_tokens: int
+    awaits_offsets: Int64
+    awaits: Int64
 
     @classmethod
     def read(
@@ -131,6 +136,7 @@ class Trace:
         prefill_dp_rank: ArrayLike | None = None,
         hash_ids: Sequence[Sequence[int]] | None = None,
         block_tokens: int = 512,
+        awaits: Sequence[Sequence[int]] | None = None,
     ) -> Trace:
         """Build a trace from columns of equal length; rows in any order are put into arrival order.
 
@@ -146,6 +152,7 @@ class Trace:
         prefill_dp_rank: the same on prefill workers; `dp_rank` when omitted.
         hash_ids: block identities of each prompt, unsigned 64-bit; none, or enough to cover the prompt.
         block_tokens: prompt tokens per hash id.
+        awaits: of each row, how many turns of its session back those lie that it waits for; none for the turn before.
 
         Raises
         ------
@@ -187,6 +194,7 @@ class Trace:
             )
         arrivals = _milliseconds("arrival_ms", arrival_ms, n, first)
         offsets, blocks = _blocks(hash_ids, prompts, block_tokens)
+        awaits_offsets, steps = _awaits(awaits, turn)
 
         return cls.ordered(
             request_ids=ids,
@@ -203,6 +211,8 @@ class Trace:
             hash_offsets=offsets,
             hash_ids=blocks,
             block_tokens=block_tokens,
+            awaits_offsets=awaits_offsets,
+            awaits=steps,
         )
 
     @classmethod
@@ -223,6 +233,8 @@ class Trace:
         hash_offsets: Int64,
         hash_ids: NDArray[np.uint64],
         block_tokens: int,
+        awaits_offsets: Int64,
+        awaits: Int64,
     ) -> Trace:
         """Put checked columns of a source into the order of a trace; for readers of files.
 
@@ -231,6 +243,7 @@ class Trace:
         session_ids, session_arrival_ms: one entry per session, in order of appearance.
         session, turn: of each row; the turns of a session come in order.
         hash_offsets, hash_ids: raw block identities of each row, as many as its prompt has blocks or none.
+        awaits_offsets, awaits: as in the class.
         """
         by_arrival = np.argsort(session_arrival_ms, kind="stable")
         rank = np.empty(len(session_ids), np.int64)
@@ -252,6 +265,8 @@ class Trace:
             hash_offsets=_gathered_offsets(hash_offsets, order),
             hash_ids=_gathered(hash_offsets, _dense(hash_ids), order),
             block_tokens=block_tokens,
+            awaits_offsets=_gathered_offsets(awaits_offsets, order),
+            awaits=_gathered(awaits_offsets, awaits, order),
         )
 
     @classmethod
@@ -454,6 +469,8 @@ class Trace:
             hash_offsets=_gathered_offsets(self.hash_offsets, rows),
             hash_ids=_gathered(self.hash_offsets, self.hash_ids, rows),
             block_tokens=self.block_tokens,
+            awaits_offsets=_gathered_offsets(self.awaits_offsets, rows),
+            awaits=_gathered(self.awaits_offsets, self.awaits, rows),
         )
 
 
@@ -577,6 +594,22 @@ def _blocks(
             f"hash_ids holds something else than unsigned 64-bit integers: {fault}", field="hash_ids"
         ) from fault
     return offsets, values
+
+
+def _awaits(awaits: Sequence[Sequence[int]] | None, turn: Int64) -> tuple[Int64, Int64]:
+    offsets = np.zeros(len(turn) + 1, np.int64)
+    if awaits is None:
+        return offsets, np.empty(0, np.int64)
+    if len(awaits) != len(turn):
+        raise TraceError(f"awaits has {len(awaits)} rows; give {len(turn)}, one per request", field="awaits")
+    for row, (steps, last) in enumerate(zip(awaits, turn.tolist(), strict=True)):
+        if any(isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= last for step in steps):
+            raise TraceError(
+                f"awaits[{row}] is {shown(list(steps))}; give 1 to {last}, the turns of its session before it",
+                field="awaits",
+            )
+    np.cumsum([len(steps) for steps in awaits], out=offsets[1:])
+    return offsets, np.fromiter(chain.from_iterable(awaits), np.int64, int(offsets[-1]))
 
 
 def _dense(values: NDArray[np.uint64]) -> Int64:

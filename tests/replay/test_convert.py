@@ -49,6 +49,10 @@ def test_a_row_without_blocks_shares_none_in_mooncake_form(tmp_path):
     ("trace", "said"),
     [
         (everything(), "attention-DP rank, which a Mooncake trace cannot say"),
+        (
+            Trace.from_arrays([0.0] * 3, [4] * 3, [1] * 3, session_ids=["s"] * 3, awaits=[[], [1], [2]]),
+            "waits for other turns than the one before it",
+        ),
         (Trace.from_arrays([0.0], [4], [1], dp_rank=[0]), "attention-DP rank"),
     ],
 )

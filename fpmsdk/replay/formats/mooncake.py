@@ -164,6 +164,12 @@ class MooncakeWriter:
                     "write Parquet",
                     field="dp_rank",
                 )
+            if row.awaits:
+                raise TraceError(
+                    f'request "{row.request_id}" waits for other turns than the one before it, which a Mooncake trace '
+                    "cannot say; write Parquet",
+                    field="awaits",
+                )
             if max(row.hash_ids, default=0) >= _FIRST_FRESH_ID:
                 raise TraceError(
                     f'request "{row.request_id}" has a hash id of {_FIRST_FRESH_ID} or more, which rows without '

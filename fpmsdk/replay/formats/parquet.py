@@ -2,7 +2,8 @@
 
 Columns: `request_id` (string), `session_id` (string, null for a session with the name of its only or first request),
 `arrival_ms` (float64, null for a later turn), `delay_ms` (float64), `prompt_tokens`, `output_tokens`, `priority`,
-`dp_rank`, `prefill_dp_rank` (int64, -1 for any rank), `hash_ids` (list of uint64). The schema's metadata hold
+`dp_rank`, `prefill_dp_rank` (int64, -1 for any rank), `hash_ids` (list of uint64), `awaits` (list of int64: how many
+rows of its session back those lie that a turn waits for; empty for the row before it). The schema's metadata hold
 `fpmsdk.trace`: a JSON object with the `version` of the form and `block_tokens`.
 """
 
@@ -39,6 +40,7 @@ _FIELDS = [
         for name in ("prompt_tokens", "output_tokens", "priority", "dp_rank", "prefill_dp_rank")
     ),
     pa.field("hash_ids", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False),
+    pa.field("awaits", pa.list_(pa.field("element", pa.int64(), nullable=False)), nullable=False),
 ]
 _RANGES = {
     "prompt_tokens": (1, MAX_TOKENS),
@@ -104,6 +106,7 @@ class ParquetReader(Reader):
             dp_rank=record.dp_rank,
             prefill_dp_rank=record.prefill_dp_rank,
             hash_ids=record.hash_ids,
+            awaits=record.awaits,
         )
 
     def _opened(self) -> pq.ParquetFile:

@@ -1,14 +1,16 @@
 """Weka agentic plays: one coding conversation per JSON object, with block hashes, idle times and subagents.
 
-A source is a file of one play, JSON lines of plays, or a directory of files. A play is a session; its requests are
-turns. A subagent is a session of its own, which starts at its recorded time; the play goes on after its own recorded
-idle time. Plays have no common clock: all start at 0, and `concurrency` serves so many sessions at once.
+A source is a file of one play, JSON lines of plays, or a directory of files. A play with its subagents is a session;
+its requests are turns. A subagent starts when the request before it has been answered, and the play goes on when the
+subagents are done that were done in the record. Plays have no common clock: all start at 0, and `concurrency` serves so
+many of them at once.
 Source: callanjfox/kv-cache-tester, trace format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -54,6 +56,46 @@ class _Play(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Play)
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request of a play on the play's clock in s."""
+
+    request: _Request
+    thread: int
+    name: str
+    at: float
+    end: float
+
+    @classmethod
+    def of(cls, request: _Request, thread: int, name: str, start: float) -> _Call:
+        at = start + request.t
+        return cls(request, thread, name, at, at + max(0.0, request.api_time or 0.0))
+
+
+def _in_order(requests: Iterable[Any]) -> list[_Request]:
+    return sorted(requests, key=lambda request: request.t)
+
+
+def _awaited(calls: list[_Call], number: int, latest: dict[int, int], last: dict[int, int]) -> list[int]:
+    """The calls that a call waits for, oldest first.
+
+    The one before it in its thread; for the first of a subagent the last one of the play; and for a call of the play
+    every subagent that was done before it started, if no call of the play has waited for that subagent.
+    """
+    call = calls[number]
+    before = latest.get(call.thread, latest.get(0))
+    if before is None:
+        return [] if number == 0 else [0]
+    if call.thread != 0:
+        return [before]
+    joined = [
+        other
+        for thread, other in latest.items()
+        if thread != 0 and other == last[thread] and calls[before].at < calls[other].end <= call.at
+    ]
+    return sorted({before, *joined})
+
+
 class _Identities(dict[int, int]):
     """Raw hash ids of one scope and the identities that stand for them; an unknown one gets a fresh identity."""
 
@@ -86,32 +128,39 @@ class WekaReader(Reader):
         return enumerate(self._texts(), 1)
 
     def parse(self, line: int, record: tuple[str, bytes]) -> Iterator[Row | LeftOut]:
-        """The requests of one play, those of each subagent together."""
+        """The requests of one play in order of time."""
         where, text = record
         play = self._play(where, text)
         ids = self._global_ids if play.hash_id_scope == "global" else _Identities(self._fresh)
-        main = [entry for entry in play.requests if not isinstance(entry, _Subagent)]
-        yield from self._session(line, play.id, main, ids)
-        for number, entry in enumerate(play.requests):
-            if isinstance(entry, _Subagent):
-                name = f"{play.id}/{number}-{entry.agent_id}"
-                yield from self._session(line, name, entry.requests, ids, self._start(entry))
-
-    def _session(
-        self, line: int, name: str, requests: list[Any], ids: _Identities, start: float = 0.0
-    ) -> Iterator[Row]:
-        for number, request in enumerate(sorted(requests, key=lambda request: request.t)):
-            at = start + request.t
+        calls = self._calls(play)
+        last = {call.thread: number for number, call in enumerate(calls)}
+        latest: dict[int, int] = {}  # the last call so far of each thread
+        for number, call in enumerate(calls):
+            awaited = _awaited(calls, number, latest, last)
+            latest[call.thread] = number
+            ended = max((calls[other].end for other in awaited), default=call.at)
             yield Row(
                 line,
-                request.prompt_tokens,
-                request.output_tokens,
-                at=at,
-                end=at + max(0.0, request.api_time or 0.0),
-                request_id=f"{name}:{number}",
-                session_id=name,
-                hash_ids=self._identities(request, ids),
+                call.request.prompt_tokens,
+                call.request.output_tokens,
+                at=call.at,
+                delay=max(0.0, call.at - ended),
+                request_id=f"{play.id}:{call.name}",
+                session_id=play.id,
+                hash_ids=self._identities(call.request, ids),
+                awaits=[number - other for other in awaited] if awaited != [number - 1] else (),
             )
+
+    def _calls(self, play: _Play) -> list[_Call]:
+        """All calls of a play, each with its thread: 0 for the play itself, the others for its subagents."""
+        main = [entry for entry in play.requests if not isinstance(entry, _Subagent)]
+        calls = [_Call.of(request, 0, str(number), 0.0) for number, request in enumerate(_in_order(main))]
+        for thread, entry in enumerate(play.requests, 1):
+            if isinstance(entry, _Subagent):
+                start, name = self._start(entry), f"{thread - 1}-{entry.agent_id}"
+                for number, request in enumerate(_in_order(entry.requests)):
+                    calls.append(_Call.of(request, thread, f"{name}:{number}", start))
+        return sorted(calls, key=lambda call: call.at)
 
     def _start(self, subagent: _Subagent) -> float:
         """What to add to the times of a subagent's requests."""

@@ -41,6 +41,7 @@ def everything():
         prefill_dp_rank=[2, -1, -1, -1, 0],
         hash_ids=[[7, 8, 9], [7, 8, 9, 1], [], [2**64 - 1, 7], [4]],
         block_tokens=4,
+        awaits=[[], [1], [], [], []],
     )
 
 
@@ -103,6 +104,8 @@ def with_value(name, row, value):
         ("delay_ms", 1, 2.0, "sets delay on the first turn of session c"),
         ("arrival_ms", 1, -1.0, "arrival_ms is -1.0"),
         ("request_id", 1, "", "request_id is empty"),
+        ("awaits", 3, [2], "awaits rows [2] back; give 1 to 1"),
+        ("awaits", 1, [1], "awaits another row, but is a session of its own"),
         ("request_id", 1, "e", 'repeats request_id "e" of line 1'),
         ("prompt_tokens", 2, 99, "has a prompt of 99 tokens, but 3 hash_ids of 4 tokens cover 12"),
     ],

@@ -56,27 +56,65 @@ def test_a_request_without_hashes_shares_nothing(read):
     assert read(play(call(0.0, 9, 1))).hash_ids.tolist() == []
 
 
-def test_a_subagent_is_a_session_of_its_own_that_starts_at_its_recorded_time(read):
+def awaited(trace):
+    """The names of the requests that each one waits for; the turn before it where none is named."""
+    names = [name.partition(":")[2] for name in trace.request_ids]
+    told = {}
+    for row, name in enumerate(names):
+        steps = trace.awaits[trace.awaits_offsets[row] : trace.awaits_offsets[row + 1]].tolist()
+        told[name] = [names[row - step] for step in steps or [1] if row]
+    return told
+
+
+def test_a_play_starts_subagents_and_goes_on_when_they_are_done(read):
     trace = read(
         play(
             call(0.0, 8, 3, [1, 2], api_time=1.0),
-            subagent(2.0, call(2.5, 8, 1, [1, 9], api_time=1.0), call(4.0, 8, 1, [1, 9])),
-            call(6.0, 8, 1, [1, 2]),
+            subagent(2.0, call(2.5, 8, 1, [1, 9], api_time=1.0), call(4.0, 8, 1, [1, 9], api_time=1.0), agent="x"),
+            subagent(2.0, call(3.0, 4, 1, [1], api_time=2.5), agent="y"),
+            call(6.0, 8, 1, [1, 2], api_time=1.0),
+            call(8.0, 8, 1, [1, 2]),
         )
     )
-    assert trace.session_ids.tolist() == ["trace_0001", "trace_0001/1-agent_001"]
-    assert trace.arrival_ms[[0, 2]].tolist() == [0.0, 2500.0]
-    assert trace.delay_ms.tolist() == [0.0, 5000.0, 0.0, 500.0]
-    assert trace.hash_ids.tolist() == [0, 1, 0, 1, 0, 2, 0, 2]
+    assert trace.session_ids.tolist() == ["trace_0001"]
+    assert awaited(trace) == {
+        "0": [],
+        "1-x:0": ["0"],
+        "2-y:0": ["0"],
+        "1-x:1": ["1-x:0"],
+        "1": ["0", "2-y:0", "1-x:1"],
+        "2": ["1"],
+    }
+    # From the recorded end of the last one that is awaited to the start, in order of time.
+    assert trace.delay_ms.tolist() == [0.0, 1500.0, 2000.0, 500.0, 500.0, 1000.0]
+    assert trace.hash_ids.tolist() == [0, 1, 0, 2, 0, 0, 2, 0, 1, 0, 1]
+
+
+def test_nobody_waits_for_a_subagent_that_was_not_done_in_the_record(read):
+    trace = read(
+        play(
+            call(0.0, 8, 3, api_time=1.0),
+            subagent(2.0, call(2.0, 8, 1, api_time=9.0), agent="slow"),
+            call(6.0, 8, 1, api_time=1.0),
+            call(12.0, 8, 1),
+        )
+    )
+    assert awaited(trace) == {"0": [], "1-slow:0": ["0"], "1": ["0"], "2": ["1-slow:0", "1"]}
+    assert trace.delay_ms.tolist() == [0.0, 1000.0, 5000.0, 1000.0]
+
+
+def test_a_subagent_before_any_request_of_the_play_starts_it(read):
+    trace = read(play(subagent(1.0, call(1.0, 8, 1), agent="x"), call(2.0, 8, 1)))
+    assert awaited(trace) == {"0-x:0": [], "0": ["0-x:0"]}
 
 
 @pytest.mark.parametrize(
-    ("inner_t", "basis", "arrival_ms"),
+    ("inner_t", "basis", "delay_ms"),
     [(0.5, None, 2500.0), (2.5, None, 2500.0), (2.5, "relative", 4500.0), (0.5, "absolute", 500.0)],
 )
-def test_times_within_a_subagent_count_from_its_start_or_from_the_play(read, inner_t, basis, arrival_ms):
+def test_times_within_a_subagent_count_from_its_start_or_from_the_play(read, inner_t, basis, delay_ms):
     trace = read(play(call(0.0, 8, 3), subagent(2.0, call(inner_t, 8, 1))), nested_timestamps=basis)
-    assert trace.arrival_ms[1] == arrival_ms
+    assert trace.delay_ms[1] == delay_ms
 
 
 def test_local_hashes_of_different_plays_are_different_blocks_and_global_ones_are_equal(read):
