@@ -45,10 +45,11 @@ class TraceBuilder:
 
     def add(self, row: Row, session: int, turn: int, delay_ms: float) -> None:
         """Append a placed row; the turns of a session come in order."""
-        self._request_ids.append(row.name)
+        name = row.name
+        self._request_ids.append(name)
         self._lines.append(row.line)
         if turn == 0:
-            self._session_ids.append(row.name if row.session_id is None else row.session_id)
+            self._session_ids.append(name if row.session_id is None else row.session_id)
             self._at.append(row.at or 0)
         self._session.append(session)
         self._turn.append(turn)
