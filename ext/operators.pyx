@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
-from fpmsdk._ext.grid cimport GRID_HIT, Grid, GridTable, Measurement, grid_query, grid_query_series
+from fpmsdk._ext.grid cimport GRID_HIT, Grid, GridTable, Measurement, grid_query, grid_query_series, sol_function
 from fpmsdk._ext.sites cimport GemmSite
 
 import numpy as np
@@ -336,83 +336,125 @@ cdef double computed_share(double full, double prefix) noexcept nogil:
     return (full * full - prefix * prefix) / (full * full)
 
 
-cdef class ContextAttention(Operator):
-    """Prefill attention (section 3.2). `table` is the slice of its lane and key, None when no lane has it.
+cdef class PrefillAttention(Operator):
+    """Attention over new tokens and their prefix; the base of both kinds.
 
-    `extra_bytes` lists the byte counts of the small kernels around it, each with its multiplicity: they are priced for
-    one token whatever the batch, as measured systems do.
+    Context-parallel ranks take one chunk from each end of the sequence, so that their work is even.
     """
 
     cdef GridTable table
-    cdef AttentionShape shape
     cdef double num_heads
     cdef int64_t cp_size
-    cdef double extra_ms, extra_sol_ms
-    cdef bint has_extras
+    # Speed of light of a whole sequence at coordinates of the table; the shape belongs to the subclass.
+    cdef sol_function sequence_sol
+    cdef const void* sequence_shape
 
-    def __init__(
-        self, name, scale_factor, hardware, GridTable table, num_heads, tuple shape, int64_t cp_size, extra_bytes,
-    ):
+    def __init__(self, name, scale_factor, hardware, GridTable table, double num_heads, int64_t cp_size):
         super().__init__(name, scale_factor, hardware)
         self.table = table
         self.num_heads = num_heads
-        self.shape = attention_shape(shape, self.hardware.mem_bw_bytes_per_s)
         self.cp_size = cp_size
-        for count, num_bytes in extra_bytes:
-            self.extra_ms += count * memory_op_ms(&self.hardware, num_bytes)
-            self.extra_sol_ms += count * transfer_ms(&self.hardware, num_bytes)
-        self.has_extras = bool(extra_bytes)
 
-    cdef int part(self, int64_t b, int64_t s, int64_t prefix, OpAnswer* answer) noexcept nogil:
+    cdef void chunk_sol(self, int64_t b, int64_t s, int64_t prefix, OpSol* sol) noexcept nogil:
+        roofline(0.0, 0.0, sol)
+
+    cdef int chunk(self, int64_t b, int64_t s, int64_t prefix, OpAnswer* answer) noexcept nogil:
         cdef double[3] at
         cdef Measurement found
         cdef double full = <double>(s + prefix)
         at[0] = self.num_heads
         at[1] = full
         at[2] = <double>b
-        if grid_query(&self.table.grid, at, context_attention_sol_at, &self.shape, &found) != GRID_HIT:
+        if grid_query(&self.table.grid, at, self.sequence_sol, self.sequence_shape, &found) != GRID_HIT:
             return OP_MISS
         found.latency_ms *= computed_share(full, <double>prefix)
         answer.latency_ms += found.latency_ms
         answer.energy_wms += found.power_w * found.latency_ms
         return OP_OK
 
-    cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
-        cdef int64_t chunk
+    cdef int chunks(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
+        cdef int64_t length
         cdef int status
-        if not self.shape.flops_per_s > 0.0:
-            return OP_NO_FLOPS
         if self.table is None:
             return OP_MISS
         answer.latency_ms = answer.energy_wms = 0.0
+        answer.sources = FROM_SILICON
         if self.cp_size <= 1:
-            status = self.part(query.batch, query.seq_len, query.prefix, answer)
-        else:
-            # Ranks take one chunk from each end of the sequence, so that their work is even.
-            chunk = max(ceil_div(query.seq_len, 2 * self.cp_size), 1)
-            status = self.part(query.batch, chunk, query.prefix, answer)
-            if status == OP_OK:
-                status = self.part(query.batch, chunk, query.prefix + query.seq_len - chunk, answer)
+            return self.chunk(query.batch, query.seq_len, query.prefix, answer)
+        length = self.chunk_length(query)
+        status = self.chunk(query.batch, length, query.prefix, answer)
+        if status == OP_OK:
+            status = self.chunk(query.batch, length, query.prefix + query.seq_len - length, answer)
+        return status
+
+    cdef void chunks_sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
+        cdef int64_t length
+        cdef OpSol last
+        if self.cp_size <= 1:
+            self.chunk_sol(query.batch, query.seq_len, query.prefix, sol)
+            return
+        length = self.chunk_length(query)
+        self.chunk_sol(query.batch, length, query.prefix, sol)
+        self.chunk_sol(query.batch, length, query.prefix + query.seq_len - length, &last)
+        sol.latency_ms += last.latency_ms
+        sol.math_ms += last.math_ms
+        sol.memory_ms += last.memory_ms
+
+    cdef int64_t chunk_length(self, const OpQuery* query) noexcept nogil:
+        return max(ceil_div(query.seq_len, 2 * self.cp_size), 1)
+
+
+cdef class ContextAttention(PrefillAttention):
+    """Prefill attention (section 3.2). `table` is the slice of its lane and key, None when no lane has it.
+
+    `extra_bytes` lists the byte counts of the small kernels around it, each with its multiplicity: they are priced for
+    one token whatever the batch, as measured systems do.
+    """
+
+    cdef AttentionShape shape
+    cdef double extra_ms, extra_sol_ms
+    cdef bint has_extras
+
+    def __init__(
+        self, name, scale_factor, hardware, GridTable table, num_heads, tuple shape, int64_t cp_size, extra_bytes,
+    ):
+        super().__init__(name, scale_factor, hardware, table, num_heads, cp_size)
+        self.shape = attention_shape(shape, self.hardware.mem_bw_bytes_per_s)
+        self.sequence_sol = context_attention_sol_at
+        self.sequence_shape = &self.shape
+        for count, num_bytes in extra_bytes:
+            self.extra_ms += count * memory_op_ms(&self.hardware, num_bytes)
+            self.extra_sol_ms += count * transfer_ms(&self.hardware, num_bytes)
+        self.has_extras = bool(extra_bytes)
+
+    cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
+        cdef int status
+        if not self.shape.flops_per_s > 0.0:
+            return OP_NO_FLOPS
+        status = self.chunks(query, answer)
         answer.latency_ms += self.extra_ms
         answer.sources = FROM_SILICON | (FROM_FORMULA if self.has_extras else 0)
         return status
 
-    cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
-        cdef double full = <double>(query.seq_len + query.prefix), b = <double>query.batch
+    cdef void chunk_sol(self, int64_t b, int64_t s, int64_t prefix, OpSol* sol) noexcept nogil:
+        cdef double full = <double>(s + prefix), batch = <double>b
         cdef double kv_heads, num_bytes, share
-        if not self.shape.flops_per_s > 0.0:
-            return OP_NO_FLOPS
         # Only new tokens are read and written as queries; the cache is read whole.
         kv_heads = self.shape.num_kv_heads if self.shape.num_kv_heads > 0.0 else self.num_heads
-        context_attention_sol(&self.shape, self.num_heads, full, b, sol)
-        num_bytes = 2.0 * b * (2.0 * self.num_heads * <double>query.seq_len * self.shape.head_size)
-        num_bytes += self.shape.kv_bytes_per_element * b * 2.0 * kv_heads * full * self.shape.head_size
+        context_attention_sol(&self.shape, self.num_heads, full, batch, sol)
+        num_bytes = 2.0 * batch * (2.0 * self.num_heads * <double>s * self.shape.head_size)
+        num_bytes += self.shape.kv_bytes_per_element * batch * 2.0 * kv_heads * full * self.shape.head_size
         # A window bounds what each new token sees; without one, attention is the rest of the triangle.
         if 0.0 < self.shape.window < full:
-            share = <double>query.seq_len / full
+            share = <double>s / full
         else:
-            share = computed_share(full, <double>query.prefix)
+            share = computed_share(full, <double>prefix)
         roofline(sol.math_ms * share, transfer_ms(&self.hardware, num_bytes), sol)
+
+    cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
+        if not self.shape.flops_per_s > 0.0:
+            return OP_NO_FLOPS
+        self.chunks_sol(query, sol)
         add_memory(self.extra_sol_ms, sol)
         return OP_OK
 
@@ -517,16 +559,17 @@ cdef class Collective(Operator):
     beyond_factor: ratio of the real group to the measured one.
     sol_ms_per_element: speed-of-light time of one element.
     is_alone: the group has one member.
+    is_library: a library moves the data through memory, which its speed of light counts.
     """
 
     cdef GridTable table
     cdef double elements_per_token, beyond_factor, sol_ms_per_element
     cdef int64_t seq_split
-    cdef bint is_alone
+    cdef bint is_alone, is_library
 
     def __init__(
         self, name, scale_factor, hardware, GridTable table, double elements_per_token, int64_t seq_split,
-        double beyond_factor, double sol_ms_per_element, bint is_alone,
+        double beyond_factor, double sol_ms_per_element, bint is_alone, bint is_library=False,
     ):
         super().__init__(name, scale_factor, hardware)
         self.table = table
@@ -535,6 +578,7 @@ cdef class Collective(Operator):
         self.beyond_factor = beyond_factor
         self.sol_ms_per_element = sol_ms_per_element
         self.is_alone = is_alone
+        self.is_library = is_library
 
     cdef double elements(self, const OpQuery* query) noexcept nogil:
         return <double>ceil_div(query.tokens, self.seq_split) * self.elements_per_token
@@ -559,6 +603,8 @@ cdef class Collective(Operator):
         roofline(0.0, 0.0, sol)
         if not self.is_alone:
             sol.latency_ms = self.elements(query) * self.sol_ms_per_element
+        if self.is_library:
+            sol.memory_ms = sol.latency_ms
         return OP_OK
 
 
@@ -725,57 +771,29 @@ cdef MlaShape mla_shape(tuple shape, double mem_bw_bytes_per_s) except *:
     return result
 
 
-cdef class ContextMla(Operator):
+cdef class ContextMla(PrefillAttention):
     """Multi-head latent attention in prefill, alone or as a measured module (section 3.7)."""
 
-    cdef GridTable table
     cdef MlaShape shape
-    cdef double num_heads
-    cdef int64_t cp_size
 
     def __init__(self, name, scale_factor, hardware, GridTable table, num_heads, tuple shape, int64_t cp_size):
-        super().__init__(name, scale_factor, hardware)
-        self.table = table
-        self.num_heads = num_heads
+        super().__init__(name, scale_factor, hardware, table, num_heads, cp_size)
         self.shape = mla_shape(shape, self.hardware.mem_bw_bytes_per_s)
-        self.cp_size = cp_size
-
-    cdef int part(self, int64_t b, int64_t s, int64_t prefix, OpAnswer* answer) noexcept nogil:
-        cdef double[3] at
-        cdef Measurement found
-        cdef double full = <double>(s + prefix)
-        at[0] = self.num_heads
-        at[1] = full
-        at[2] = <double>b
-        if grid_query(&self.table.grid, at, context_mla_sol_at, &self.shape, &found) != GRID_HIT:
-            return OP_MISS
-        found.latency_ms *= computed_share(full, <double>prefix)
-        answer.latency_ms += found.latency_ms
-        answer.energy_wms += found.power_w * found.latency_ms
-        return OP_OK
+        self.sequence_sol = context_mla_sol_at
+        self.sequence_shape = &self.shape
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
-        cdef int64_t chunk
-        cdef int status
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        if self.table is None:
-            return OP_MISS
-        answer.latency_ms = answer.energy_wms = 0.0
-        answer.sources = FROM_SILICON
-        if self.cp_size <= 1:
-            return self.part(query.batch, query.seq_len, query.prefix, answer)
-        chunk = max(ceil_div(query.seq_len, 2 * self.cp_size), 1)
-        status = self.part(query.batch, chunk, query.prefix, answer)
-        if status == OP_OK:
-            status = self.part(query.batch, chunk, query.prefix + query.seq_len - chunk, answer)
-        return status
+        return self.chunks(query, answer)
+
+    cdef void chunk_sol(self, int64_t b, int64_t s, int64_t prefix, OpSol* sol) noexcept nogil:
+        context_mla_sol(&self.shape, self.num_heads, <double>(s + prefix), <double>prefix, <double>b, sol)
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
-        cdef double full = <double>(query.seq_len + query.prefix)
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        context_mla_sol(&self.shape, self.num_heads, full, <double>query.prefix, <double>query.batch, sol)
+        self.chunks_sol(query, sol)
         return OP_OK
 
 

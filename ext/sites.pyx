@@ -25,7 +25,7 @@ cdef int curve_at(
 ) noexcept nogil:
     cdef int64_t low = curves.first[site], high = curves.first[site + 1]
     cdef int64_t right = lower_bound(curves.m, low, high, m)
-    cdef double utilisation
+    cdef const Tail* tail
     if right < high and curves.m[right] == m:
         answer.latency_ms = curves.latency_ms[right]
         answer.power_w = curves.power_w[right] if curves.power_w != NULL else 0.0
@@ -34,19 +34,19 @@ cdef int curve_at(
         between(curves, right, (m - curves.m[right - 1]) / (curves.m[right] - curves.m[right - 1]), answer)
         return GRID_HIT
     # Beyond the curve: hold the utilisation of its end.
-    utilisation = sites[site].low_utilisation if right == low else sites[site].high_utilisation
+    tail = &sites[site].low if right == low else &sites[site].high
     answer.latency_ms = sol_ms(&sites[site].roofline, m)
-    if not utilisation > 0.0 or not answer.latency_ms > 0.0:
+    if not tail.utilisation > 0.0 or not answer.latency_ms > 0.0:
         return GRID_MISS
-    answer.latency_ms /= utilisation
-    answer.power_w = curves.power_w[low if right == low else high - 1] if curves.power_w != NULL else 0.0
+    answer.latency_ms /= tail.utilisation
+    answer.power_w = tail.power_w
     return GRID_HIT
 
 
-cdef double tail_utilisation(const SiteCurves* curves, const Site* site, int64_t index, bint below) noexcept nogil:
-    # Median over the last few points of a curve on one side; 0.0 when none is usable.
+cdef Tail tail_of(const SiteCurves* curves, const Site* site, int64_t index, bint below) noexcept nogil:
+    # Medians over the last few points of a curve on one side; zeros when none is usable.
     cdef int64_t low = curves.first[index], high = curves.first[index + 1], point
-    cdef double utilisation[3]
+    cdef double[3] utilisation, power
     cdef double value
     cdef int count = 0, i
     for i in range(TAIL):
@@ -56,8 +56,9 @@ cdef double tail_utilisation(const SiteCurves* curves, const Site* site, int64_t
         value = sol_ms(&site.roofline, curves.m[point]) / curves.latency_ms[point]
         if value > 0.0:
             utilisation[count] = value
+            power[count] = curves.power_w[point] if curves.power_w != NULL else 0.0
             count += 1
-    return median_of_few(utilisation, count)
+    return Tail(median_of_few(utilisation, count), median_of_few(power, count))
 
 
 cdef void between(const SiteCurves* curves, int64_t right, double weight, Measurement* answer) noexcept nogil:
@@ -69,7 +70,7 @@ cdef void between(const SiteCurves* curves, int64_t right, double weight, Measur
         answer.power_w = curves.power_w[right - 1] + (curves.power_w[right] - curves.power_w[right - 1]) * weight
 
 
-cdef double median_of_few(double* values, int count) noexcept nogil:
+cdef double median_of_few(const double* values, int count) noexcept nogil:
     if count == 0:
         return 0.0
     if count == 1:
@@ -97,6 +98,8 @@ cdef class GemmTable:
         cdef Site* site
         cdef int64_t i, point
         cdef double* latency
+        cdef double* power = NULL
+        cdef double least_ms
         floats = [np.array(array, np.float64) for array in (n, k, m, latency_ms)]
         starts = np.ascontiguousarray(first, np.int64)
         self.memory = (*floats, starts)
@@ -108,9 +111,10 @@ cdef class GemmTable:
         self.curves.latency_ms = latency
         self.curves.first = <const int64_t*>cnp.PyArray_DATA(starts)
         if power_w is not None:
-            power = np.ascontiguousarray(power_w, np.float64)
-            self.memory += (power,)
-            self.curves.power_w = <const double*>cnp.PyArray_DATA(power)
+            watts = np.array(power_w, np.float64)
+            self.memory += (watts,)
+            power = <double*>cnp.PyArray_DATA(watts)
+            self.curves.power_w = power
         self.flops_per_s = flops_per_s
         self.bytes_per_element = bytes_per_element
         self.mem_bw_bytes_per_s = mem_bw_bytes_per_s
@@ -120,11 +124,15 @@ cdef class GemmTable:
         for i in range(self.curves.num_sites):
             site = &self.sites[i]
             site.roofline = self.roofline_of(self.curves.n[i], self.curves.k[i])
-            # No measurement is faster than the roofline allows.
+            # No measurement is faster than the roofline allows; one that is keeps its energy.
             for point in range(self.curves.first[i], self.curves.first[i + 1]):
-                latency[point] = max(latency[point], sol_ms(&site.roofline, self.curves.m[point]))
-            site.low_utilisation = tail_utilisation(&self.curves, site, i, True)
-            site.high_utilisation = tail_utilisation(&self.curves, site, i, False)
+                least_ms = sol_ms(&site.roofline, self.curves.m[point])
+                if latency[point] < least_ms:
+                    if power != NULL:
+                        power[point] *= latency[point] / least_ms
+                    latency[point] = least_ms
+            site.low = tail_of(&self.curves, site, i, True)
+            site.high = tail_of(&self.curves, site, i, False)
 
     def __dealloc__(self):
         free(self.sites)

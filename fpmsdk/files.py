@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all; not what goes into it."""
+"""Writing a file whole or not at all, and telling a file from its stand-in; not what goes into it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+_GIT_LFS_POINTER = b"version https://git-lfs"
+
+
+def is_git_lfs_pointer(content: bytes) -> bool:
+    """Whether bytes read from a file are the pointer that a checkout without Git LFS has in its place.
+
+    Parameters
+    ----------
+    content: the file, or its first bytes.
+
+    Example
+    -------
+    >>> is_git_lfs_pointer(b"version https://git-lfs.github.com/spec/v1")
+    True
+    """
+    return content.startswith(_GIT_LFS_POINTER)
 
 
 @contextmanager

@@ -104,6 +104,7 @@ class Collective(Operator):
         beyond_factor: float,
         sol_ms_per_element: float,
         is_alone: bool,
+        is_library: bool = False,
     ) -> None: ...
 
 class PipelineTransfer(Operator):

@@ -5,6 +5,7 @@ Knows nothing about particular tables. Decodes on the calling thread: no pool is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import PerfDataCorruptError, PerfDataNotAvailableError
+from fpmsdk.files import is_git_lfs_pointer
 
-_LFS_MAGIC = b"version https://git-lfs"
+# Up to here every integer is a float as well.
+_LARGEST_INTEGER = 2**53
 
 
 class Text(NamedTuple):
@@ -45,6 +48,12 @@ class Rows:
         column = self._columns[name]
         if isinstance(column, Text) or column.dtype.kind not in "iu":
             raise _foreign(self.path, f"column {name!r} must hold integers, found {_type_name(column)}")
+        bad = (column < 0) | (column > _LARGEST_INTEGER)
+        if bad.any():
+            first = column[np.argmax(bad)]
+            raise self.impossible(
+                f"{np.count_nonzero(bad)} of {self.count} rows have an impossible {name}, first {first}"
+            )
         return column.astype(np.int64, copy=False)
 
     def floats(self, name: str) -> NDArray[np.float64]:
@@ -86,12 +95,17 @@ def read_content(path: str) -> bytes:
             content = file.read()
     except OSError as fault:
         raise PerfDataNotAvailableError(f"perf database error: cannot read {path}: {fault.strerror}") from fault
-    if content.startswith(_LFS_MAGIC):
+    refuse_pointer(content, path)
+    return content
+
+
+def refuse_pointer(content: bytes, path: str | os.PathLike[str]) -> None:
+    """Raise `PerfDataNotAvailableError` when the content of a data file is only a Git LFS pointer."""
+    if is_git_lfs_pointer(content):
         raise PerfDataNotAvailableError(
             f"perf database error: {path} is a Git LFS pointer, not data; run `git lfs pull` in that checkout "
             "or install the data package"
         )
-    return content
 
 
 def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequence[str]) -> Rows:
@@ -114,14 +128,20 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
         wanted = [*required, *(name for name in optional if name in schema.names)]
         if missing := [name for name in required if name not in schema.names]:
             raise _foreign(path, f"columns {missing} are missing, found {schema.names}")
+        if repeated := [name for name in wanted if schema.names.count(name) > 1]:
+            raise _foreign(path, f"columns {repeated} are there more than once")
         reader = _reader(content, text)
         columns: dict[str, NDArray[Any] | Text] = {}
         for name in wanted:  # one at a time: the decoded form of a column is several times its numpy form
             column = reader.read_column(schema.names.index(name))
+            # Decoding checks neither text nor the numbers that stand for it.
+            column.validate(full=True)
+            if len(column) != reader.metadata.num_rows:
+                raise pa.ArrowInvalid(f"{len(column)} values of {name} in {reader.metadata.num_rows} rows")
             if column.null_count and name in required:
                 raise _foreign(path, f"column {name!r} has {column.null_count} empty values")
             columns[name] = _numpy(column)
-    except (pa.ArrowException, OSError) as fault:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise PerfDataCorruptError(
             f"{path}: not a complete Parquet file: {' '.join(str(fault).split())}; reinstall or repair the data", path
         ) from fault
@@ -164,7 +184,7 @@ def _values(chunk: Any) -> NDArray[Any]:
     # Not `to_numpy`: where pandas is installed, that imports it.
     import pyarrow as pa
 
-    if pa.types.is_boolean(chunk.type):
+    if pa.types.is_boolean(chunk.type) and not chunk.null_count:
         return np.from_dlpack(chunk.cast(pa.uint8())).astype(np.bool_)
     if chunk.null_count:
         chunk = chunk.cast(pa.float64()).fill_null(np.nan)

@@ -310,31 +310,84 @@ class ForwardPassPerfModel:
     # --- queries of some kinds of model ---
 
     def static_phase_latency(self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool) -> float:
-        """Uncorrected latency in ms of a whole prefill or decode phase."""
+        """Uncorrected latency in ms of a whole prefill or decode phase of a native model.
+
+        Parameters
+        ----------
+        batch_size: requests.
+        input_tokens: prompt length of each request.
+        output_tokens: answer length of each; 2 is one decode step, as the prefill gives the first token.
+        prefill: the prefill of all prompts, else every decode step after it.
+
+        Raises
+        ------
+        UnsupportedQueryError: not a native model.
+        ConfigError: a count is no integer or out of its range.
+        PerfDataNotAvailableError: the data do not cover the phase.
+        """
         return self._kind.static_phase_latency(batch_size, input_tokens, output_tokens, prefill=prefill)
 
     def static_phase_diagnostics(
         self, *, batch_size: int, context_length: int, prefill: bool, prefix: int = 0
     ) -> list[dict[str, Any]]:
-        """Operations of one step with their latencies in ms."""
+        """Operators of one pass of an op-level model, uncorrected, in graph order.
+
+        Parameters
+        ----------
+        batch_size: requests.
+        context_length: tokens of each request, `prefix` included; a decode step is priced one token later.
+        prefill: a prefill pass, else one decode step.
+        prefix: cached tokens of each request, prefill only.
+
+        Returns
+        -------
+        Rows of `name`, `latency_ms`, `energy_wms` (W ms, 0.0 where power was not measured), `source` and `details`
+        with the speed of light in `sol` (`latency_ms`, `math_ms`, `memory_ms`).
+
+        Raises
+        ------
+        As `static_phase_latency`.
+        """
         return self._kind.static_phase_diagnostics(batch_size, context_length, prefix, prefill=prefill)
 
     def predict_prefill_latency(self, bs: int, isl: int, prefix: int = 0) -> float:
-        """Uncorrected latency in ms of one prefill; `isl` includes the prefix."""
+        """Uncorrected latency in ms of one prefill of `bs` requests of `isl` tokens, `prefix` of which are cached.
+
+        Raises
+        ------
+        As `static_phase_latency`.
+        """
         return self._kind.prefill_latency(bs, isl, prefix)
 
     def predict_prefill_latency_total(
         self, batch_size: int, total_prefill_tokens: int, total_kv_read_tokens: int
     ) -> float:
-        """Uncorrected latency in ms of one prefill, by totals."""
+        """Uncorrected latency in ms of one prefill, by totals over its requests.
+
+        Parameters
+        ----------
+        batch_size: requests.
+        total_prefill_tokens: tokens computed; 0.0 ms for none.
+        total_kv_read_tokens: cached tokens read. Op-level models price whole tokens a request: of both together, and of
+            the cached ones.
+
+        Raises
+        ------
+        As `static_phase_latency`.
+        """
         return self._kind.prefill_latency_total(batch_size, total_prefill_tokens, total_kv_read_tokens)
 
     def predict_decode_latency_total(self, batch_size: int, total_past_kv_tokens: int) -> float:
-        """Uncorrected latency in ms of one decode step, by totals."""
+        """Uncorrected latency in ms of one decode step of `batch_size` requests with `total_past_kv_tokens` cached.
+
+        Raises
+        ------
+        As `static_phase_latency`.
+        """
         return self._kind.decode_latency_total(batch_size, total_past_kv_tokens)
 
     def fpm_decode_kv_ceiling(self) -> int | None:
-        """Largest measured decode KV total in tokens."""
+        """Largest measured decode KV total in tokens; None for op-level models, which extrapolate."""
         return self._kind.decode_kv_ceiling()
 
     def vision_operations(self, shapes: Sequence[Mapping[str, int]]) -> list[tuple[str, float, float, str]]:

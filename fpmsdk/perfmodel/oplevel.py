@@ -101,7 +101,8 @@ class OpLevelKind(NativeKind):
                 f"is less than batch_size {batch}",
                 "total_prefill_tokens",
             )
-        return self._engine.context_latency(batch, tokens // batch, cached // batch)
+        # What a request reads in all is a whole number, and so is what of it is cached.
+        return self._engine.context_latency(batch, (tokens + cached) // batch - cached // batch, cached // batch)
 
     def decode_latency_total(self, batch_size: int, past_kv_tokens: int) -> float:
         """Latency of one decode step, by the KV total of its requests."""

@@ -528,8 +528,20 @@ def test_a_static_prefill_is_one_pass(build):
     assert model.predict_prefill_latency_total(2, 100, 0) == expected
     [expected] = estimates(model, [(2, 60, 40, 0, 0)])
     assert model.predict_prefill_latency(2, 50, 20) == expected
-    assert model.predict_prefill_latency_total(2, 61, 41) == expected
+    assert model.predict_prefill_latency_total(2, 60, 40) == expected
     assert model.predict_prefill_latency_total(2, 0, 41) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "cached", "isl", "prefix"),
+    [(2, 61, 41, 51, 20), (48, 68, 7046, 148, 146), (7, 500, 3, 71, 0), (2, 11, 7, 9, 3), (2, 11, 5, 8, 2)],
+)
+def test_totals_that_do_not_divide_keep_the_whole_tokens_of_prompt_and_prefix(
+    build, batch, tokens, cached, isl, prefix
+):
+    model = build()
+    expected = model.predict_prefill_latency(batch, isl, prefix)
+    assert model.predict_prefill_latency_total(batch, tokens, cached) == expected
 
 
 def test_a_static_decode_is_priced_every_32_tokens(build):
@@ -751,7 +763,9 @@ def test_a_dtype_without_flops_is_named_in_every_mode(build, mode, load):
 
 def test_flops_are_missed_before_data(build):
     # Neither FLOPS nor rows of fp8 exist.
-    assert isinstance(refusal(build(gemm_quant_mode="fp8"), 1, 64), errors.MissingSystemFlopsError)
+    # Neither dtype has rows, and static scales need tables that are not there at all.
+    for mode in ("fp8", "fp8_static"):
+        assert isinstance(refusal(build(gemm_quant_mode=mode), 1, 64), errors.MissingSystemFlopsError)
 
 
 def test_a_mixed_pass_names_its_decode_attention(build):
