@@ -11,6 +11,9 @@ import numpy as np
 
 cnp.import_array()
 
+# How a table answers: a measurement, between measurements, one side of a ragged table carried over by the roofline,
+# beyond the measured range by the utilisation of the nearest measurements.
+RESOLUTIONS = ("exact_lookup", "grid_interpolation", "ragged_transfer", "sol_transfer")
 # More than rounding can add to a squared distance in log2 space.
 cdef double ROUNDING = 1e-10
 
@@ -270,16 +273,12 @@ cdef void find_nearest(
     search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, sol, params, search)
 
 
-cdef int hold(
-    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
+cdef int weigh_nearest(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, double* weights
 ) noexcept nogil:
-    # Beyond the measured range: the utilisation of the nearest measurements in joint log2 space.
-    cdef double weights[NUM_NEIGHBOURS]
-    cdef double here = sol(params, query), radius, distance, total = 0.0, utilisation = 0.0, power = 0.0
-    cdef int64_t leaf
+    # The nearest measurements in joint log2 space with their weights; how many count.
+    cdef double radius, distance, total = 0.0
     cdef int i, used
-    if not usable(here):
-        return GRID_MISS
     search.check_leaves = grid.has_zero
     find_nearest(grid, query, sol, params, search)
     # Rooflines are asked for only where they matter: nearly always all of them are positive.
@@ -288,8 +287,6 @@ cdef int hold(
         search.num_known = 0
         find_nearest(grid, query, sol, params, search)
         know_neighbours(grid, sol, params, search)
-    if search.count == 0:
-        return GRID_MISS
     used = min(search.count, NUM_NEIGHBOURS)
     radius = sqrt(search.nearest[used].squared_distance) if search.count > used else INFINITY
     for i in range(used):
@@ -303,7 +300,24 @@ cdef int hold(
     if total == 0.0:
         for i in range(used):
             weights[i] = 1.0
-        total = <double>used
+    return used
+
+
+cdef int hold(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
+) noexcept nogil:
+    # Beyond the measured range: the utilisation of the nearest measurements.
+    cdef double weights[NUM_NEIGHBOURS]
+    cdef double here = sol(params, query), there, total = 0.0, utilisation = 0.0, power = 0.0
+    cdef int64_t leaf
+    cdef int i, used
+    if not usable(here):
+        return GRID_MISS
+    used = weigh_nearest(grid, query, sol, params, search, weights)
+    if used == 0:
+        return GRID_MISS
+    for i in range(used):
+        total += weights[i]
     for i in range(used):
         leaf = search.nearest[i].leaf
         utilisation += weights[i] * (search.known[i].sol_ms / grid.latency_ms[leaf])
@@ -413,6 +427,47 @@ cdef int grid_query_near(
     return hold(grid, query, sol, params, search, answer)
 
 
+cdef int weigh_cell(
+    const Grid* grid, int axis, int64_t low, int64_t high, const double* query, dict weights, bint* carried
+) except -1:
+    # The walk of `resolve` once more, for reports: which measurements answer, and with which weight.
+    cdef const double* keys = grid.keys[axis]
+    cdef int64_t right = lower_bound(keys, low, high, query[axis])
+    cdef int lower_status, upper_status
+    cdef bint lower_carried = False, upper_carried = False
+    cdef double weight
+    if right < high and keys[right] == query[axis]:
+        return weigh_below(grid, axis, right, query, weights, carried)
+    if right == low or right == high:
+        return GRID_OUT_OF_RANGE
+    lower, upper = {}, {}
+    lower_status = weigh_below(grid, axis, right - 1, query, lower, &lower_carried)
+    upper_status = weigh_below(grid, axis, right, query, upper, &upper_carried)
+    if lower_status == GRID_HIT and upper_status == GRID_HIT:
+        weight = (query[axis] - keys[right - 1]) / (keys[right] - keys[right - 1])
+        for part, share in ((lower, 1.0 - weight), (upper, weight)):
+            for leaf, within in part.items():
+                weights[leaf] = weights.get(leaf, 0.0) + within * share
+        carried[0] = carried[0] or lower_carried or upper_carried
+        return GRID_HIT
+    if lower_status != GRID_HIT and upper_status != GRID_HIT:
+        return GRID_OUT_OF_RANGE if GRID_OUT_OF_RANGE in (lower_status, upper_status) else GRID_MISS
+    weights.update(lower if lower_status == GRID_HIT else upper)
+    carried[0] = True
+    return GRID_HIT
+
+
+cdef int weigh_below(
+    const Grid* grid, int axis, int64_t node, const double* query, dict weights, bint* carried
+) except -1:
+    if axis == grid.num_axes - 1:
+        weights[node] = 1.0
+        return GRID_HIT
+    return weigh_cell(
+        grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], query, weights, carried
+    )
+
+
 cdef class GridTable:
     """Measurements over up to three integer axes.
 
@@ -474,6 +529,58 @@ cdef class GridTable:
             grid.diagonal_most = <const double*>cnp.PyArray_DATA(most)
         self.memory = tuple(kept)
 
+    def columns(self):
+        """Coordinates of every measurement, one array an axis, and the latencies in ms."""
+        cdef int axis, level
+        found = []
+        begin = 1 if self.grid.power_w == NULL else 2
+        for axis in range(self.grid.num_axes):
+            column = self.memory[begin + 2 * axis]
+            for level in range(axis, self.grid.num_axes - 1):
+                column = np.repeat(column, np.diff(self.memory[begin + 2 * self.grid.num_axes + 3 * level]))
+            found.append(column)
+        return tuple(found), self.memory[0]
+
+    def support(self, coordinates, roofline_ms):
+        """How the table answers at coordinates: (resolution, {row: weight}), None where nothing answers.
+
+        Weights add up to 1. Parameters as `query`; `RESOLUTIONS` lists the resolutions.
+        """
+        cdef double[MAX_GRID_AXES] at
+        cdef double[NUM_NEIGHBOURS] near
+        cdef Search search
+        cdef PythonSol sol = self.python_sol(coordinates, roofline_ms, at)
+        cdef bint carried = False
+        cdef int status, used, i
+        if self.query(coordinates, roofline_ms) is None:
+            return None
+        weights = {}
+        status = weigh_cell(&self.grid, 0, 0, self.grid.num_nodes[0], at, weights, &carried)
+        if status == GRID_HIT:
+            return RESOLUTIONS[2 if carried else 0 if len(weights) == 1 else 1], weights
+        if self.grid.num_axes == 1:
+            return RESOLUTIONS[3], {0 if at[0] < self.grid.keys[0][0] else self.grid.num_nodes[0] - 1: 1.0}
+        search.num_known = 0
+        used = weigh_nearest(&self.grid, at, python_sol_at, <void*>sol, &search, near)
+        total = sum([near[i] for i in range(used)])
+        return RESOLUTIONS[3], {search.nearest[i].leaf: near[i] / total for i in range(used)}
+
+    def without(self, int64_t row, int axis):
+        """The table without the measurements that share the coordinates of a row up to an axis, for leave-one-out."""
+        cdef int64_t nodes[MAX_GRID_AXES]
+        cdef int64_t low, high
+        cdef int level
+        nodes_of(&self.grid, row, nodes)
+        low, high = nodes[axis], nodes[axis] + 1
+        for level in range(axis, self.grid.num_axes - 1):
+            low, high = self.grid.first[level][low], self.grid.first[level][high]
+        axes, latency_ms = self.columns()
+        left_out = slice(low, high)
+        return GridTable(
+            tuple(np.delete(column, left_out) for column in axes), np.delete(latency_ms, left_out), None,
+            self.grid.sqrt_axis,
+        )
+
     def query(self, coordinates, roofline_ms):
         """What the table answers at coordinates: (latency in ms, power in W), None where nothing answers.
 
@@ -490,23 +597,27 @@ cdef class GridTable:
         """
         cdef double[MAX_GRID_AXES] at
         cdef Measurement answer
+        cdef PythonSol sol = self.python_sol(coordinates, roofline_ms, at)
+        cdef int status
+        status = grid_query(&self.grid, at, python_sol_at, <void*>sol, &answer)
+        if sol.raised is not None:
+            raise sol.raised
+        return (answer.latency_ms, answer.power_w) if status == GRID_HIT else None
+
+    cdef PythonSol python_sol(self, coordinates, roofline_ms, double* at):
         cdef PythonSol sol = PythonSol.__new__(PythonSol)
-        cdef int axis, status
+        cdef int axis
         if len(coordinates) != self.grid.num_axes:
             raise ValueError(f"{self.grid.num_axes} coordinates are needed, found {len(coordinates)}")
         for axis in range(self.grid.num_axes):
             at[axis] = coordinates[axis]
         sol.roofline_ms = roofline_ms
         sol.num_axes = self.grid.num_axes
-        status = grid_query(&self.grid, at, python_sol_at, <void*>sol, &answer)
-        if sol.raised is not None:
-            raise sol.raised
-        return (answer.latency_ms, answer.power_w) if status == GRID_HIT else None
+        return sol
 
 
 cdef class PythonSol:
-    cdef object roofline_ms, raised
-    cdef int num_axes
+    pass
 
 
 cdef double python_sol_at(const void* params, const double* coordinates) noexcept nogil:

@@ -118,6 +118,21 @@ cdef class Operator:
             )
         return status, answer.latency_ms, answer.energy_wms, SOURCES.get(answer.sources, "mixed"), limits
 
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """(table, coordinates by name) of every lookup behind a query; empty when a formula answers it.
+
+        The table is a `GridTable`, or a `GemmSite` for the coordinates `m`, `n` and `k`.
+        """
+        return []
+
+    def table_sol_ms(self, *coordinates):
+        """Speed-of-light latency in ms at coordinates of the operator's table."""
+        raise TypeError(f"{self.name} is not priced from a table")
+
+    def parts(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """(operator, whether it hides behind others) that a query of a composite rests on; empty for others."""
+        return []
+
     def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The innermost operator that cannot answer a query and its status; None when all can."""
         cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
@@ -230,6 +245,11 @@ cdef class Gemm(Operator):
 
     cdef double rows(self, const OpQuery* query) noexcept nogil:
         return <double>ceil_div(floor_div(query.tokens, self.scale_num_tokens), self.seq_split)
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The product's place in its table."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        return [] if self.site is None else [(self.site, {"m": self.rows(&query), "n": self.n, "k": self.k})]
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double m = self.rows(query), removed
@@ -355,6 +375,24 @@ cdef class PrefillAttention(Operator):
         self.num_heads = num_heads
         self.cp_size = cp_size
 
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The sequence, or the two chunks of it that one rank computes."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        cdef int64_t length
+        pieces = [(seq_len, prefix)]
+        if self.cp_size > 1:
+            length = self.chunk_length(&query)
+            pieces = [(length, prefix), (length, prefix + seq_len - length)]
+        return [] if self.table is None else [
+            (self.table, {"num_heads": self.num_heads, "total_tokens": new + cached, "batch_size": batch})
+            for new, cached in pieces
+        ]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of whole sequences."""
+        cdef double[3] at = coordinates
+        return self.sequence_sol(self.sequence_shape, at)
+
     cdef void chunk_sol(self, int64_t b, int64_t s, int64_t prefix, OpSol* sol) noexcept nogil:
         roofline(0.0, 0.0, sol)
 
@@ -468,6 +506,10 @@ cdef AttentionShape attention_shape(tuple shape, double mem_bw_bytes_per_s) exce
     return result
 
 
+cdef enum:
+    NUM_POSITIONS = 5            # that decode attention is averaged over
+
+
 cdef class GenerationAttention(Operator):
     """Decode attention (section 3.3): the mean over five positions around the asked one."""
 
@@ -493,13 +535,38 @@ cdef class GenerationAttention(Operator):
             self.extra_sol_ms += count * transfer_ms(&self.hardware, num_bytes)
         self.has_extras = bool(extra_bytes)
 
+    cdef void positions(self, const OpQuery* query, double* positions) noexcept nogil:
+        cdef double position = <double>query.seq_len
+        cdef int64_t low = max(<int64_t>(0.9 * position), 1)
+        cdef int64_t high = max(<int64_t>(1.1 * position), low)
+        cdef int i
+        for i in range(NUM_POSITIONS):
+            positions[i] = <double>(low + (high - low) * i // (NUM_POSITIONS - 1))
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """One lookup for each of the positions that are averaged."""
+        cdef double[NUM_POSITIONS] positions
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        self.positions(&query, positions)
+        return [] if self.table is None else [
+            (
+                self.table,
+                {"num_heads": self.num_heads, "batch_size": batch // self.scale_num_tokens, "position": position},
+            )
+            for position in positions
+        ]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of one position."""
+        cdef double[3] at = coordinates
+        return generation_attention_sol_at(&self.shape, at)
+
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double[3] at
-        cdef double[5] positions
-        cdef Measurement[5] found
+        cdef double[NUM_POSITIONS] positions
+        cdef Measurement[NUM_POSITIONS] found
         cdef OpSol sol
         cdef double position = <double>query.seq_len, verified
-        cdef int64_t low, high
         cdef int i
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
@@ -509,20 +576,17 @@ cdef class GenerationAttention(Operator):
             return OP_MISS
         at[0] = self.num_heads
         at[1] = <double>floor_div(query.batch, self.scale_num_tokens)
-        low = max(<int64_t>(0.9 * position), 1)
-        high = max(<int64_t>(1.1 * position), low)
-        for i in range(5):
-            positions[i] = <double>(low + (high - low) * i // 4)
+        self.positions(query, positions)
         if grid_query_series(
-            &self.table.grid, at, positions, 5, generation_attention_sol_at, &self.shape, found
+            &self.table.grid, at, positions, NUM_POSITIONS, generation_attention_sol_at, &self.shape, found
         ) != GRID_HIT:
             return OP_MISS
         answer.latency_ms = answer.energy_wms = 0.0
-        for i in range(5):
+        for i in range(NUM_POSITIONS):
             answer.latency_ms += found[i].latency_ms
             answer.energy_wms += found[i].power_w * found[i].latency_ms
-        answer.latency_ms /= 5.0
-        answer.energy_wms /= 5.0
+        answer.latency_ms /= <double>NUM_POSITIONS
+        answer.energy_wms /= <double>NUM_POSITIONS
         if self.verify_query_tokens > 1:
             generation_attention_sol(&self.shape, self.num_heads, at[1], position, &sol)
             verified = <double>self.verify_query_tokens * sol.math_ms
@@ -582,6 +646,18 @@ cdef class Collective(Operator):
 
     cdef double elements(self, const OpQuery* query) noexcept nogil:
         return <double>ceil_div(query.tokens, self.seq_split) * self.elements_per_token
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The message's place on the curve."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        if self.is_alone or self.table is None:
+            return []
+        return [(self.table, {"elements": self.elements(&query)})]
+
+    def table_sol_ms(self, *coordinates):
+        """Proportional to the elements."""
+        cdef double[1] at = coordinates
+        return proportional_sol_at(NULL, at)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double size
@@ -690,6 +766,21 @@ cdef class Moe(Operator):
         self.low_latency_tokens = low_latency_tokens
         self.shape = shape | {"mem_bw_bytes_per_s": self.hardware.mem_bw_bytes_per_s}
         self.attention_dp_size = attention_dp_size
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The batch's place on the curve that serves it."""
+        cdef int64_t whole = tokens * self.attention_dp_size
+        cdef Measurement found
+        table = self.table
+        if self.low_latency_table is not None and whole <= self.low_latency_tokens:
+            if moe_curve(&self.low_latency_table.grid, <double>whole, &self.shape, &found) == GRID_HIT:
+                table = self.low_latency_table
+        return [] if table is None else [(table, {"tokens": whole})]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of a number of tokens."""
+        cdef double[1] at = coordinates
+        return moe_sol_at(&self.shape, at)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef int64_t whole = query.tokens * self.attention_dp_size
@@ -810,6 +901,17 @@ cdef class GenerationMla(Operator):
         self.num_heads = num_heads
         self.shape = mla_shape(shape, self.hardware.mem_bw_bytes_per_s)
 
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The step's place in the table."""
+        return [] if self.table is None else [
+            (self.table, {"num_heads": self.num_heads, "batch_size": batch, "position": seq_len})
+        ]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of one position."""
+        cdef double[3] at = coordinates
+        return generation_mla_sol_at(&self.shape, at)
+
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double[3] at
         cdef Measurement found
@@ -865,6 +967,15 @@ cdef class MlaBmm(Operator):
         self.table = table
         self.shape = BmmShape(num_heads, flops_per_s, bytes_per_element, self.hardware.mem_bw_bytes_per_s)
         self.head_factor = head_factor
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The batch's place on the curve."""
+        return [] if self.table is None else [(self.table, {"tokens": batch})]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of a number of tokens."""
+        cdef double[1] at = coordinates
+        return bmm_sol_at(&self.shape, at)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double tokens = <double>query.batch
@@ -944,23 +1055,27 @@ cdef object first_missing(tuple operators, int64_t batch, int64_t seq_len, int64
 cdef class Sum(Operator):
     """Operators that run one after the other under one name, such as the collectives of an expert dispatch."""
 
-    cdef OpList parts
+    cdef OpList members
 
     def __init__(self, name, scale_factor, hardware, parts):
         super().__init__(name, scale_factor, hardware)
-        self.parts = OpList(parts)
+        self.members = OpList(parts)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
-        cdef int status = self.parts.sum_prices(query, answer)
+        cdef int status = self.members.sum_prices(query, answer)
         answer.sources = FROM_SILICON
         return status
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
-        return self.parts.sum_sols(query, sol)
+        return self.members.sum_sols(query, sol)
+
+    def parts(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """All of them."""
+        return [(part, False) for part in self.members.operators]
 
     def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The first part that cannot answer."""
-        return first_missing(self.parts.operators, batch, seq_len, prefix, tokens, at_sol)
+        return first_missing(self.members.operators, batch, seq_len, prefix, tokens, at_sol)
 
 
 cdef class Overlap(Operator):
@@ -994,6 +1109,18 @@ cdef class Overlap(Operator):
             sol[0] = other
         return status
 
+    def parts(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """Both groups; the shorter one hides behind the other."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        cdef OpAnswer first, second
+        self.first.sum_prices(&query, &first)
+        self.second.sum_prices(&query, &second)
+        is_first_longer = first.latency_ms >= second.latency_ms
+        return [
+            *((part, not is_first_longer) for part in self.first.operators),
+            *((part, is_first_longer) for part in self.second.operators),
+        ]
+
     def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The first operator of either group that cannot answer."""
         operators = self.first.operators + self.second.operators
@@ -1003,28 +1130,35 @@ cdef class Overlap(Operator):
 cdef class Fallback(Operator):
     """A measured module, or the sum of its parts where the module was not measured."""
 
-    cdef OpList primary, parts
+    cdef OpList primary, stand_ins
 
     def __init__(self, name, scale_factor, hardware, primary, parts):
         super().__init__(name, scale_factor, hardware)
         self.primary = OpList((primary,))
-        self.parts = OpList(parts)
+        self.stand_ins = OpList(parts)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef int status = self.primary.sum_prices(query, answer)
         if status == OP_MISS:
-            status = self.parts.sum_prices(query, answer)
+            status = self.stand_ins.sum_prices(query, answer)
         return status
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
         return self.primary.sum_sols(query, sol)
+
+    def parts(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The module, or what stands in for it."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        cdef OpAnswer answer
+        measured = self.primary.sum_prices(&query, &answer) == OP_OK
+        return [(part, False) for part in (self.primary if measured else self.stand_ins).operators]
 
     def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The module when something but its data is missing, else the first part that cannot answer."""
         found = first_missing(self.primary.operators, batch, seq_len, prefix, tokens, at_sol)
         if found is None or found[1] != OP_MISS or at_sol:
             return found
-        return first_missing(self.parts.operators, batch, seq_len, prefix, tokens, at_sol)
+        return first_missing(self.stand_ins.operators, batch, seq_len, prefix, tokens, at_sol)
 
 
 def generation_attention_floor(axes, tuple shape, double mem_bw_bytes_per_s):

@@ -10,6 +10,8 @@ from fpmsdk._ext.grid cimport GRID_HIT, GRID_MISS, Measurement, lower_bound
 
 import numpy as np
 
+from fpmsdk._ext.grid import RESOLUTIONS
+
 cnp.import_array()
 
 cdef double DISTANCE_GATE = 2.0      # log2 units
@@ -137,6 +139,25 @@ cdef class GemmTable:
     def __dealloc__(self):
         free(self.sites)
 
+    def point(self, int64_t entry):
+        """(m, n, k) of a curve entry and its latency in ms."""
+        n, k, m, latency_ms, first = self.memory[:5]
+        site = np.searchsorted(first, entry, side="right") - 1
+        return (float(m[entry]), float(n[site]), float(k[site])), float(latency_ms[entry])
+
+    def without(self, int64_t entry, bint whole_site):
+        """The curves without one entry, or without the whole curve that it is of, for leave-one-out."""
+        n, k, m, latency_ms, first = self.memory[:5]
+        site = np.searchsorted(first, entry, side="right") - 1
+        left_out = slice(first[site], first[site + 1]) if whole_site else slice(entry, entry + 1)
+        counts = np.diff(first)
+        counts[site] -= left_out.stop - left_out.start
+        kept = counts > 0
+        return GemmTable(
+            n[kept], k[kept], np.concatenate([[0], np.cumsum(counts[kept])]), np.delete(m, left_out),
+            np.delete(latency_ms, left_out), None, self.flops_per_s, self.bytes_per_element, self.mem_bw_bytes_per_s,
+        )
+
     cdef Roofline roofline_of(self, double n, double k) noexcept nogil:
         # max(2 m n k / flops, bytes (m n + m k + n k) / bandwidth), section 3.1.
         cdef Roofline roofline
@@ -196,6 +217,33 @@ cdef class GemmSite:
         cdef Measurement answer
         return (answer.latency_ms, answer.power_w) if self.query(m, &answer) == GRID_HIT else None
 
+    def support(self, double m):
+        """How `m` rows are answered: (resolution, {curve entry: weight}); None where nothing answers.
+
+        Weights of a transfer are those of the utilisations. Resolutions as those of a grid.
+        """
+        cdef const Neighbourhood* near
+        cdef int i
+        if self.ask(m) is None:
+            return None
+        if self.exact >= 0:
+            weights = {}
+            beyond = curve_weights(&self.table.curves, self.exact, m, 1.0, weights)
+            return RESOLUTIONS[3 if beyond else 0 if len(weights) == 1 else 1], weights
+        near = &self.neighbourhoods[self.neighbourhood_of(m)]
+        weights = {}
+        total = sum([near.weights[i] for i in range(near.num_sites)])
+        for i in range(near.num_sites):
+            curve_weights(&self.table.curves, near.sites[i], m, near.weights[i] / total, weights)
+        return RESOLUTIONS[3], weights
+
+    def neighbours(self, double m, int count):
+        """The entries of the site's own curve nearest to `m` in doublings."""
+        first, entries = self.table.memory[4], self.table.memory[2]
+        low, high = first[self.exact], first[self.exact + 1]
+        distance = np.abs(np.log2(np.maximum(entries[low:high], 1.0)) - np.log2(max(m, 1.0)))
+        return (low + np.argsort(distance, kind="stable")[:count]).tolist()
+
     cdef int query(self, double m, Measurement* answer) noexcept nogil:
         cdef const SiteCurves* curves = &self.table.curves
         cdef const Site* sites = self.table.sites
@@ -236,6 +284,23 @@ cdef class GemmSite:
         answer.latency_ms = here / (utilisation / total)
         answer.power_w = power / total
         return GRID_HIT
+
+
+cdef bint curve_weights(const SiteCurves* curves, int64_t site, double m, double share, dict weights) except -1:
+    # The entries of a curve around m with their part of `share`; whether m lies beyond the curve.
+    cdef int64_t low = curves.first[site], high = curves.first[site + 1]
+    cdef int64_t right = lower_bound(curves.m, low, high, m)
+    cdef double weight
+    if right < high and curves.m[right] == m:
+        weights[right] = share
+        return False
+    if low < right < high:
+        weight = (m - curves.m[right - 1]) / (curves.m[right] - curves.m[right - 1])
+        weights[right - 1] = share * (1.0 - weight)
+        weights[right] = share * weight
+        return False
+    weights[low if right == low else high - 1] = share
+    return True
 
 
 cdef object nearest_sites(candidates, distance, distance_n, distance_k):

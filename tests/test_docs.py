@@ -34,6 +34,7 @@ GUIDES = [
     "op-level.md",
     "replay.md",
     "scheduler.md",
+    "traces.md",
     "perf-data.md",
     "whole-forward.md",
     "telemetry.md",

@@ -57,9 +57,17 @@ cdef struct Search:
     bint check_leaves                            # leave out measurements without latency or roofline
 
 
+cdef class PythonSol:
+    # A roofline given as a Python callable, for queries from Python.
+    cdef object roofline_ms, raised
+    cdef int num_axes
+
+
 cdef class GridTable:
     cdef Grid grid
     cdef tuple memory
+
+    cdef PythonSol python_sol(self, coordinates, roofline_ms, double* at)
 
 cdef int grid_query(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer

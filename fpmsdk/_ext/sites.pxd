@@ -53,7 +53,7 @@ cdef struct Neighbourhood:
 
 
 cdef class GemmSite:
-    cdef GemmTable table
+    cdef readonly GemmTable table
     cdef Roofline roofline
     cdef int64_t exact           # site with exactly this (n, k), or -1
     cdef int64_t num_neighbourhoods

@@ -192,10 +192,11 @@ class ForwardPassPerfModel:
         Returns
         -------
         `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `in_domain`, `expected_error` and per rank
-        its `lookups`: each with `phase`, `coordinates`, `resolution`, `in_domain` (nothing was carried beyond the
-        measurements), `distance` to the nearest anchor in doublings, `expected_error` (relative, from the table's own
-        leave-one-out report, None when the table cannot say) and `anchors` (`coordinates`, `latency_ms`, `weight`,
-        `distance`).
+        its `lookups`: each with `phase` (whole-forward) or `operator` (op-level), `coordinates`, `resolution`,
+        `in_domain` (nothing was carried beyond the measurements), `distance` to the nearest anchor in doublings,
+        `expected_error` (relative, from the table's own leave-one-out report, None when the table cannot say) and
+        `anchors` (`coordinates`, `latency_ms`, `weight`, `distance`). Ranks of an op-level model also tell the
+        `measured_share` of their latency.
 
         Raises
         ------
@@ -385,6 +386,31 @@ class ForwardPassPerfModel:
         As `static_phase_latency`.
         """
         return self._kind.decode_latency_total(batch_size, total_past_kv_tokens)
+
+    def predict_decode_latency(self, bs: int, context_length: int, *, verify_width: int = 1) -> float:
+        """Uncorrected latency in ms of one decode step of `bs` tokens, `context_length` cached ones per request.
+
+        With a `verify_width` above 1 each request verifies that many of the `bs` tokens.
+        """
+        return self._kind.decode_latency(bs, context_length, verify_width)
+
+    def mixed_step_breakdown(
+        self, ctx_tokens: int, gen_requests: int, isl: int, osl: int, prefix: int = 0
+    ) -> tuple[float, float, float, float]:
+        """Uncorrected latency in ms of one scheduler step: (total, prefill, 0, what decoding adds).
+
+        Parameters
+        ----------
+        ctx_tokens, gen_requests: prompt tokens computed in the step, and decoding requests beside them.
+        isl, osl, prefix: prompt length, answer length and cached prompt tokens of the requests.
+
+        Source: fpm-interpolation.md section 3.7.
+        """
+        return self._kind.mixed_step(ctx_tokens, gen_requests, isl, osl, prefix)
+
+    def decode_step_latency(self, gen_requests: int, isl: int, osl: int) -> float:
+        """Uncorrected latency in ms of one step in which requests half-way through their answer decode a token."""
+        return self._kind.mixed_step(0, gen_requests, isl, osl, 0)[0]
 
     def fpm_decode_kv_ceiling(self) -> int | None:
         """Largest measured decode KV total in tokens; None for op-level models, which extrapolate."""

@@ -135,6 +135,20 @@ def test_estimates_of_a_dense_model_are_the_recorded_ones(build, changes, record
     assert estimates(build(**changes)) == pytest.approx(RECORDED[recorded], rel=1e-12)
 
 
+@pytest.mark.parametrize("mode", ["SILICON", "SOL"])
+def test_a_model_that_does_not_fit_yields_no_latency(build, systems, mode):
+    # Two layers of 589,824 parameters, and 524,288 of embedding and logits, of two bytes.
+    systems.hardware(gpu={"mem_capacity": 3_000_000})
+    with pytest.raises(errors.InfeasibleMemoryError, match="need 3407872 bytes, 3000000 are available") as caught:
+        build(database_mode=mode, fallback_policy="allow")
+    assert caught.value.smallest_tp == 2
+
+
+def test_a_model_that_just_fits_is_priced(build, systems):
+    systems.hardware(gpu={"mem_capacity": 3_407_873})
+    assert build().estimate_forward_pass_time_ms(decode(4, 1000)) > 0
+
+
 def test_estimates_of_a_model_with_experts_are_the_recorded_ones(moe_config):
     found = estimates(ForwardPassPerfModel.best_available(moe_config))
     assert found == pytest.approx(RECORDED["experts"], rel=1e-12)

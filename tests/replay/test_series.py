@@ -130,3 +130,12 @@ def test_what_cannot_be_sampled_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"'.csv'; give .parquet or .arrow"):
         replayed(scenario, tmp_path).write_series(tmp_path / "series.csv")
     assert not (tmp_path / "series.csv").exists()
+
+
+def test_a_warm_prefix_cache_is_seen_from_the_first_sample():
+    trace = Trace.from_arrays([0.0, 5.0], [12, 12], [2, 2], hash_ids=[[1, 2, 10], [1, 2, 11]], block_tokens=4)
+    launch = {"engine": {"block_size": 4, "num_gpu_blocks": 64, "timing_model": FIXED}}
+    report = replay_trace(trace, launch=launch, warm_prefix_cache=True, sample_interval_ms=2.0, num_workers=2)
+    baseline = report.series.to_pylist()[0]
+    # The second worker has seen no request: both shared blocks are cached and none is in use.
+    assert baseline["decode_scheduler_metrics"][1]["inactive_blocks"] == 2
