@@ -102,6 +102,11 @@ def check_config(config: ConfigInput) -> dict[str, Any]:
     Parameters and errors as `normalize_config`, except that no file is ever needed. The method stays
     `auto`, and non-finite feature weights are floats: use it to read fields, `normalize_config` to store or
     send them.
+
+    Example
+    -------
+    >>> check_config({"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"})["estimation_mode"]
+    'auto'
     """
     return _checked(_document(config))
 

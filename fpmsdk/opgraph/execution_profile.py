@@ -5,7 +5,6 @@ it lists, so whoever prices with it opens the copy that `copy_retained_files` ma
 Source: fpm-model.md section 3.2.
 """
 
-import hashlib
 import math
 import os
 import stat
@@ -15,6 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from fpmsdk import files
 from fpmsdk.config.modes import GEMM_MODES, MOE_MODES
 from fpmsdk.errors import ConfigError
 from fpmsdk.opgraph import ops as kinds
@@ -95,7 +95,7 @@ def load_execution_profile(path: str | Path, sha256: str) -> ExecutionProfile:
         content = Path(path).read_bytes()
     except OSError as fault:
         _refuse(f"{path} cannot be read: {fault.strerror}")
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if files.sha256(content) != sha256:
         _refuse(f"{path} is not the file with the pinned SHA-256 {sha256}")
     try:
         document = msgspec.json.decode(content, type=_Document)
@@ -156,7 +156,7 @@ def copy_retained_files(profile: ExecutionProfile, root: str | Path, destination
             content = source.read_bytes()
         except OSError as fault:
             _refuse(f"retained file {source} cannot be read: {fault.strerror}")
-        if (len(content), hashlib.sha256(content).hexdigest()) != (file.size_bytes, file.sha256):
+        if (len(content), files.sha256(content)) != (file.size_bytes, file.sha256):
             _refuse(f"retained file {source} has changed since the profile was made")
         target = Path(destination, file.path)
         target.parent.mkdir(parents=True, exist_ok=True)

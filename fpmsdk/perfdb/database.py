@@ -6,7 +6,6 @@ One instance per process and identity; threads share it, and concurrent first lo
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from fpmsdk.errors import FpmSdkError, PerfDataCorruptError, PerfDataNotAvailableError
@@ -100,7 +100,7 @@ class PerfDatabase:
             self.system, self.backend, self.version, name, shared=self.shared, strict=self.strict
         )
         contents = [read_content(source.path) for source in sources]
-        digests = [hashlib.sha256(content).hexdigest() for content in contents]
+        digests = [xxhash.xxh3_128_hexdigest(content) for content in contents]
         if contents:
             self._refuse_changes()
         self._read |= {
@@ -112,20 +112,22 @@ class PerfDatabase:
                 return Table.of(*compiled.unpack(stored), sources)
         blocks = [
             block
-            for source, content in zip(sources, contents, strict=True)
-            if (block := _block(schema, source, content, eager=self._serves_eager())) is not None
+            for source in sources
+            if (block := _block(schema, source, contents.pop(0), eager=self._serves_eager())) is not None
         ]
         if not blocks:
             raise PerfDataNotAvailableError(self._missing(name, schema, sources))
         keys, arrays = merge(blocks)
-        cache.store(key, compiled.pack(keys, arrays))
+        if (stored := cache.store(key, compiled.pack(keys, arrays))) is not None:
+            # Pages of the file take the place of the heap: they count once for all processes, and only where used.
+            keys, arrays = compiled.unpack(stored)
         return Table.of(keys, arrays, sources)
 
     def _refuse_changes(self) -> None:
         # Tables of two states of the data must not price one pass.
         for path, (digest, modification) in list(self._read.items()):
             with contextlib.suppress(OSError, PerfDataNotAvailableError):
-                if _modification(path) == modification or hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest:
+                if _modification(path) == modification or xxhash.xxh3_128_hexdigest(Path(path).read_bytes()) == digest:
                     continue
             raise PerfDataCorruptError(
                 f"{path}: changed or vanished since this process loaded it; loaded tables stay as they are, but no "
@@ -217,9 +219,9 @@ def _block(schema: TableSchema, source: Source, content: bytes, *, eager: bool) 
             return None
         kernels = rows.text("kernel_source")
         allowed = np.array([kernel in source.kernel_sources for kernel in kernels.values], np.bool_)
-        rows = rows.take(allowed[kernels.codes])
+        rows.keep(allowed[kernels.codes])
     if rows.count and schema.admit is not None:
-        rows = rows.take(schema.admit(rows, eager))
+        rows.keep(schema.admit(rows, eager))
     if not rows.count:
         return None
     axes = tuple(column.derive(rows) for column in schema.axes)

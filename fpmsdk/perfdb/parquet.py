@@ -19,6 +19,9 @@ from fpmsdk.files import is_git_lfs_pointer
 _LARGEST_INTEGER = 2**53
 
 
+Integers = NDArray[np.int32] | NDArray[np.int64]
+
+
 class Text(NamedTuple):
     """A column of strings: the distinct ones, and for each row which one it is."""
 
@@ -40,11 +43,11 @@ class Rows:
         """Return a column of strings."""
         column = self._columns[name]
         if not isinstance(column, Text):
-            raise _foreign(self.path, f"column {name!r} must hold text, found {column.dtype}")
+            raise _foreign(self.path, f"column {name!r} must hold text, found {_type_name(column)}")
         return column
 
-    def integers(self, name: str) -> NDArray[np.int64]:
-        """Return a column of integers."""
+    def integers(self, name: str) -> Integers:
+        """Return a column of integers, none of them negative; add such columns as int64."""
         column = self._columns[name]
         if isinstance(column, Text) or column.dtype.kind not in "iu":
             raise _foreign(self.path, f"column {name!r} must hold integers, found {_type_name(column)}")
@@ -54,7 +57,7 @@ class Rows:
             raise self.impossible(
                 f"{np.count_nonzero(bad)} of {self.count} rows have an impossible {name}, first {first}"
             )
-        return column.astype(np.int64, copy=False)
+        return column if column.dtype == np.int32 else column.astype(np.int64, copy=False)
 
     def floats(self, name: str) -> NDArray[np.float64]:
         """Return a column of numbers."""
@@ -63,15 +66,14 @@ class Rows:
             raise _foreign(self.path, f"column {name!r} must hold numbers, found {_type_name(column)}")
         return column.astype(np.float64, copy=False)
 
-    def take(self, keep: NDArray[np.bool_]) -> Rows:
-        """Return the rows where `keep` holds."""
-        if keep.all():
-            return self
-        columns = {
-            name: Text(column.codes[keep], column.values) if isinstance(column, Text) else column[keep]
-            for name, column in self._columns.items()
-        }
-        return Rows(self.path, columns, int(np.count_nonzero(keep)))
+    def keep(self, which: NDArray[np.bool_]) -> None:
+        """Drop the rows where `which` does not hold, a column at a time: the file's columns are not held twice."""
+        if which.all():
+            return
+        for name, column in self._columns.items():
+            kept = Text(column.codes[which], column.values) if isinstance(column, Text) else column[which]
+            self._columns[name] = kept
+        self.count = int(np.count_nonzero(which))
 
     def flags(self, name: str) -> NDArray[np.bool_]:
         """Return a column of truth values."""
@@ -131,16 +133,19 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
         if repeated := [name for name in wanted if schema.names.count(name) > 1]:
             raise _foreign(path, f"columns {repeated} are there more than once")
         reader = _reader(content, text)
-        columns: dict[str, NDArray[Any] | Text] = {}
-        for name in wanted:  # one at a time: the decoded form of a column is several times its numpy form
-            column = reader.read_column(schema.names.index(name))
+
+        def column(name: str) -> NDArray[Any] | Text:
+            found = reader.read_column(schema.names.index(name))
             # Decoding checks neither text nor the numbers that stand for it.
-            column.validate(full=True)
-            if len(column) != reader.metadata.num_rows:
-                raise pa.ArrowInvalid(f"{len(column)} values of {name} in {reader.metadata.num_rows} rows")
-            if column.null_count and name in required:
-                raise _foreign(path, f"column {name!r} has {column.null_count} empty values")
-            columns[name] = _numpy(column)
+            found.validate(full=True)
+            if len(found) != reader.metadata.num_rows:
+                raise pa.ArrowInvalid(f"{len(found)} values of {name} in {reader.metadata.num_rows} rows")
+            if found.null_count and name in required:
+                raise _foreign(path, f"column {name!r} has {found.null_count} empty values")
+            return _numpy(found)
+
+        # One at a time: the decoded form of a column is several times its numpy form.
+        columns = {name: column(name) for name in wanted}
     except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise PerfDataCorruptError(
             f"{path}: not a complete Parquet file: {' '.join(str(fault).split())}; reinstall or repair the data", path
@@ -166,7 +171,7 @@ def _numpy(column: Any) -> NDArray[Any] | Text:
     import pyarrow as pa
 
     if not pa.types.is_dictionary(column.type):
-        chunks = [_values(chunk) for chunk in column.chunks]
+        chunks = [narrow(_values(chunk)) for chunk in column.chunks]
         return np.concatenate(chunks) if chunks else np.empty(0, column.type.to_pandas_dtype())
     chunks = column.unify_dictionaries().chunks
     if not chunks:
@@ -193,10 +198,21 @@ def _values(chunk: Any) -> NDArray[Any]:
     return np.from_dlpack(chunk)
 
 
+def narrow(values: NDArray[Any]) -> NDArray[Any]:
+    """Return integers as int32 when every one fits, half the memory of a table; anything else as it is."""
+    if values.dtype.kind not in "iu" or not len(values):
+        return values
+    limits = np.iinfo(np.int32)
+    fits = limits.min <= int(values.min()) and int(values.max()) <= limits.max
+    return values.astype(np.int32, copy=False) if fits else values
+
+
 def _foreign(path: str, reason: str) -> PerfDataNotAvailableError:
     """A sound Parquet file that is not the table it should be provides no data."""
     return PerfDataNotAvailableError(f"perf database error: {path}: {reason}; reinstall or repair the data")
 
 
 def _type_name(column: NDArray[Any] | Text) -> str:
-    return "text" if isinstance(column, Text) else str(column.dtype)
+    if isinstance(column, Text):
+        return "text"
+    return "integers" if column.dtype.kind in "iu" else str(column.dtype)

@@ -210,7 +210,7 @@ def test_a_replay_in_which_nothing_completes_is_a_negative_result(write):
     ("arguments", "said"),
     [
         (("replay", "none.txt"), "the ending does not tell the trace format"),
-        (("replay", REQUESTS, "--format", "weka"), "unknown trace format 'weka'"),
+        (("replay", REQUESTS, "--format", "pcap"), "unknown trace format 'pcap'"),
         (("replay", REQUESTS, "--head", "0"), "head(0) selects no requests"),
         (("replay", REQUESTS, "--fixed", "-1", "5"), "prefill_ms"),
         (("replay", REQUESTS, "--workers", "0"), "num_workers is 0"),

@@ -172,7 +172,7 @@ def column(name, values, dtype=None):
         (lambda table: table.drop_columns(["n", "k"]), r"columns \['n', 'k'\] are missing"),
         (column("k", ["1", "2"]), "'k' must hold integers, found text"),
         (column("k", [1.0, 2.0]), "'k' must hold integers, found float64"),
-        (column("gemm_dtype", [1, 2]), "'gemm_dtype' must hold text, found int64"),
+        (column("gemm_dtype", [1, 2]), "'gemm_dtype' must hold text, found integers"),
         (column("latency", ["1", "2"]), "'latency' must hold numbers, found text"),
         (column("k", [1, None]), "'k' has 1 empty values"),
         (column("latency", [1.0, None]), "'latency' has 1 empty values"),

@@ -39,6 +39,24 @@ def test_a_covered_replay_tells_how_its_passes_were_priced(place):
     assert json.loads(report.to_json())["fpm_query_coverage"] == coverage
 
 
+def test_prefill_and_decode_workers_with_timings_of_their_own_are_roles_of_their_own(place):
+    decoder = model_of(place, ROWS, worker_type="decode", interpolation={"collect_coverage": True})
+    prefiller = model_of(place, ROWS, worker_type="prefill", interpolation={"collect_coverage": True})
+    report = replay_trace(
+        Trace.from_arrays([0.0], [32], [4]),
+        launch={"engine": LAUNCH["engine"] | {"worker_type": "decode"}},
+        prefill_launch={"engine": LAUNCH["engine"] | {"worker_type": "prefill"}},
+        timing=decoder,
+        prefill_timing=prefiller,
+    )
+    coverage = report.fpm_query_coverage
+    assert [role["worker_type"] for role in coverage["roles"]] == ["prefill", "decode"]
+    prefill_role, decode_role = (role["coverage"] for role in coverage["roles"])
+    assert sum(prefill_role["prefill"].values()) == 1 and sum(prefill_role["decode"].values()) == 0
+    assert sum(decode_role["prefill"].values()) == 0 and sum(decode_role["decode"].values()) == 4
+    assert sum(coverage["queries"].values()) == 5
+
+
 def test_a_replay_without_collection_says_nothing(place):
     report = replay_trace(Trace.from_arrays([0.0], [32], [4]), launch=LAUNCH, timing=model_of(place, ROWS))
     assert report.fpm_query_coverage is None
