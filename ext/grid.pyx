@@ -11,6 +11,12 @@ import numpy as np
 
 cnp.import_array()
 
+# How a table answers: a measurement, between measurements, one side of a ragged table carried over by the roofline,
+# beyond the measured range by the utilisation of the nearest measurements.
+RESOLUTIONS = ("exact_lookup", "grid_interpolation", "ragged_transfer", "sol_transfer")
+# More than rounding can add to a squared distance in log2 space.
+cdef double ROUNDING = 1e-10
+
 
 cdef int64_t lower_bound(const double* keys, int64_t low, int64_t high, double key) noexcept nogil:
     # First position in [low, high) whose key is not smaller.
@@ -96,13 +102,10 @@ cdef int carry_over(
     return GRID_HIT
 
 
-cdef double squared_gap(const double* logs, int64_t low, int64_t high, double here) noexcept nogil:
-    # Least squared distance from the query to the nodes [low, high) of a level.
-    if here < logs[low]:
-        return (logs[low] - here) * (logs[low] - here)
-    if here > logs[high - 1]:
-        return (here - logs[high - 1]) * (here - logs[high - 1])
-    return 0.0
+cdef inline double squared_gap(double least, double most, double here) noexcept nogil:
+    # Squared distance from `here` to an interval.
+    cdef double gap = max(least - here, here - most)
+    return gap * gap if gap > 0.0 else 0.0
 
 
 cdef void offer(Search* search, double squared_distance, int64_t leaf) noexcept nogil:
@@ -145,18 +148,39 @@ cdef void nodes_of(const Grid* grid, int64_t leaf, int64_t* nodes) noexcept nogi
         nodes[axis] = low
 
 
-cdef double sol_of(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+cdef KnownLeaf know(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
+    cdef KnownLeaf known
     cdef double coordinates[MAX_GRID_AXES]
-    cdef int64_t nodes[MAX_GRID_AXES]
     cdef int axis
-    nodes_of(grid, leaf, nodes)
+    known.leaf = leaf
+    nodes_of(grid, leaf, known.nodes)
     for axis in range(grid.num_axes):
-        coordinates[axis] = grid.keys[axis][nodes[axis]]
-    return sol(params, coordinates)
+        coordinates[axis] = grid.keys[axis][known.nodes[axis]]
+    known.sol_ms = sol(params, coordinates)
+    return known
+
+
+cdef bint know_neighbours(const Grid* grid, sol_function sol, const void* params, Search* search) noexcept nogil:
+    # Fill `known` with the measurements in `nearest`; false if one of them has no positive roofline.
+    cdef KnownLeaf known[NUM_NEIGHBOURS + 1]
+    cdef bint all_positive = True
+    cdef int i, j
+    for i in range(search.count):
+        for j in range(search.num_known):
+            if search.known[j].leaf == search.nearest[i].leaf:
+                known[i] = search.known[j]
+                break
+        else:
+            known[i] = know(grid, search.nearest[i].leaf, sol, params)
+        all_positive &= known[i].sol_ms > 0.0
+    for i in range(search.count):
+        search.known[i] = known[i]
+    search.num_known = search.count
+    return all_positive
 
 
 cdef bint counts(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
-    return grid.latency_ms[leaf] > 0.0 and sol_of(grid, leaf, sol, params) > 0.0
+    return grid.latency_ms[leaf] > 0.0 and know(grid, leaf, sol, params).sol_ms > 0.0
 
 
 cdef void search_row(
@@ -192,11 +216,14 @@ cdef void search_level(
     # of all measurements, after a few dozen of them.
     cdef const double* logs = grid.log2_keys[axis]
     cdef double here = log2_query[axis]
-    cdef int64_t right, left, node, first, end
-    cdef double to_left, to_right, distance
+    cdef const double* least
+    cdef const double* most
+    cdef int64_t right, left, node
+    cdef double to_left, to_right, distance, gap, diagonal
     if axis == grid.num_axes - 1:
         search_row(grid, low, high, squared_distance, here, sol, params, search)
         return
+    least, most = grid.log2_least[axis], grid.log2_most[axis]
     right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
     left = right - 1
     while left >= low or right < high:
@@ -211,56 +238,55 @@ cdef void search_level(
         distance = squared_distance + distance * distance
         if distance > search.reach:
             return
-        first, end = grid.first[axis][node], grid.first[axis][node + 1]
-        if distance + squared_gap(grid.log2_keys[axis + 1], first, end, log2_query[axis + 1]) <= search.reach:
-            search_level(grid, axis + 1, first, end, distance, log2_query, sol, params, search)
+        gap = squared_gap(least[node], most[node], log2_query[axis + 1])
+        if axis + 2 < grid.num_axes:
+            diagonal = squared_gap(
+                grid.diagonal_least[node], grid.diagonal_most[node], log2_query[axis + 1] + log2_query[axis + 2]
+            )
+            gap = max(gap, 0.5 * diagonal - ROUNDING)  # a point's squared distance from a diagonal is half its sum's
+        if distance + gap <= search.reach:
+            search_level(
+                grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], distance, log2_query, sol, params,
+                search,
+            )
 
 
 cdef void find_nearest(
     const Grid* grid, const double* query, sol_function sol, const void* params, Search* search
 ) noexcept nogil:
     cdef double log2_query[MAX_GRID_AXES]
-    cdef int64_t nodes[MAX_GRID_AXES]
     cdef double distance, gap
     cdef int i, axis
     for i in range(grid.num_axes):
         log2_query[i] = log2(max(query[i], 1e-12))
     # The neighbours of the query before bound how far those of this one can be.
     search.reach = INFINITY
-    if search.count == NUM_NEIGHBOURS + 1:
+    if search.num_known == NUM_NEIGHBOURS + 1:
         search.reach = 0.0
-        for i in range(search.count):
-            nodes_of(grid, search.nearest[i].leaf, nodes)
+        for i in range(search.num_known):
             distance = 0.0
             for axis in range(grid.num_axes):
-                gap = log2_query[axis] - grid.log2_keys[axis][nodes[axis]]
+                gap = log2_query[axis] - grid.log2_keys[axis][search.known[i].nodes[axis]]
                 distance += gap * gap
             search.reach = max(search.reach, distance)
     search.count = 0
     search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, sol, params, search)
 
 
-cdef int hold(
-    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
+cdef int weigh_nearest(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, double* weights
 ) noexcept nogil:
-    # Beyond the measured range: the utilisation of the nearest measurements in joint log2 space.
-    cdef double weights[NUM_NEIGHBOURS]
-    cdef double here = sol(params, query), radius, distance, there, total = 0.0, utilisation = 0.0, power = 0.0
-    cdef int64_t leaf
+    # The nearest measurements in joint log2 space with their weights; how many count.
+    cdef double radius, distance, total = 0.0
     cdef int i, used
-    if not usable(here):
-        return GRID_MISS
     search.check_leaves = grid.has_zero
     find_nearest(grid, query, sol, params, search)
-    for i in range(search.count):
-        # Rooflines are asked for only where they matter: nearly always all of them are positive.
-        if not search.check_leaves and not sol_of(grid, search.nearest[i].leaf, sol, params) > 0.0:
-            search.check_leaves = True
-            search.count = 0
-            find_nearest(grid, query, sol, params, search)
-            break
-    if search.count == 0:
-        return GRID_MISS
+    # Rooflines are asked for only where they matter: nearly always all of them are positive.
+    if not know_neighbours(grid, sol, params, search):
+        search.check_leaves = True
+        search.num_known = 0
+        find_nearest(grid, query, sol, params, search)
+        know_neighbours(grid, sol, params, search)
     used = min(search.count, NUM_NEIGHBOURS)
     radius = sqrt(search.nearest[used].squared_distance) if search.count > used else INFINITY
     for i in range(used):
@@ -274,11 +300,27 @@ cdef int hold(
     if total == 0.0:
         for i in range(used):
             weights[i] = 1.0
-        total = <double>used
+    return used
+
+
+cdef int hold(
+    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
+) noexcept nogil:
+    # Beyond the measured range: the utilisation of the nearest measurements.
+    cdef double weights[NUM_NEIGHBOURS]
+    cdef double here = sol(params, query), there, total = 0.0, utilisation = 0.0, power = 0.0
+    cdef int64_t leaf
+    cdef int i, used
+    if not usable(here):
+        return GRID_MISS
+    used = weigh_nearest(grid, query, sol, params, search, weights)
+    if used == 0:
+        return GRID_MISS
+    for i in range(used):
+        total += weights[i]
     for i in range(used):
         leaf = search.nearest[i].leaf
-        there = sol_of(grid, leaf, sol, params)
-        utilisation += weights[i] * (there / grid.latency_ms[leaf])
+        utilisation += weights[i] * (search.known[i].sol_ms / grid.latency_ms[leaf])
         if grid.power_w != NULL:
             power += weights[i] * grid.power_w[leaf]
     answer.latency_ms = here / (utilisation / total)
@@ -303,7 +345,7 @@ cdef int grid_query(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
 ) noexcept nogil:
     cdef Search search
-    search.count = 0
+    search.num_known = 0
     return grid_query_near(grid, query, sol, params, &search, answer)
 
 
@@ -311,16 +353,17 @@ cdef int grid_query_series(
     const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
     Measurement* answers,
 ) noexcept nogil:
-    # Queries on a grid of three axes that differ on the last one alone: the way down to it is found once.
+    # Queries on a grid of three axes that differ on the last one alone, where they ascend: the way down to it is found
+    # once, and the search along it goes on from the query before.
     cdef double at[MAX_GRID_AXES]
     cdef Search search
     cdef Measurement lower, upper
-    cdef int64_t plane, right = 0
+    cdef int64_t plane, right = 0, upper_next = -1, lower_next = -1
     cdef double weight = 0.0
     cdef bint exact = False, inside = False
     cdef int i
     at[0], at[1] = query[0], query[1]
-    search.count = 0
+    search.num_known = 0
     plane = lower_bound(grid.keys[0], 0, grid.num_nodes[0], at[0])
     if grid.sqrt_axis < 0 and plane < grid.num_nodes[0] and grid.keys[0][plane] == at[0]:
         right = lower_bound(grid.keys[1], grid.first[0][plane], grid.first[0][plane + 1], at[1])
@@ -329,11 +372,11 @@ cdef int grid_query_series(
         if inside and not exact:
             weight = (at[1] - grid.keys[1][right - 1]) / (grid.keys[1][right] - grid.keys[1][right - 1])
     for i in range(count):
-        if inside and on_row(grid, right, last[i], &upper):
+        if inside and on_row(grid, right, last[i], &upper_next, &upper):
             if exact:
                 answers[i] = upper
                 continue
-            if on_row(grid, right - 1, last[i], &lower):
+            if on_row(grid, right - 1, last[i], &lower_next, &lower):
                 answers[i].latency_ms = lower.latency_ms + (upper.latency_ms - lower.latency_ms) * weight
                 answers[i].power_w = lower.power_w + (upper.power_w - lower.power_w) * weight
                 continue
@@ -343,12 +386,18 @@ cdef int grid_query_series(
     return GRID_HIT
 
 
-cdef bint on_row(const Grid* grid, int64_t row, double key, Measurement* answer) noexcept nogil:
-    # Exact or interpolated between measurements of one row; false beyond them.
+cdef bint on_row(const Grid* grid, int64_t row, double key, int64_t* next, Measurement* answer) noexcept nogil:
+    # Exact or interpolated between measurements of one row; false beyond them. `next` is the first measurement not below
+    # the key, of a smaller key before the call (-1 for none).
     cdef const double* keys = grid.keys[2]
     cdef int64_t low = grid.first[1][row], high = grid.first[1][row + 1]
-    cdef int64_t right = lower_bound(keys, low, high, key)
+    cdef int64_t right = next[0]
     cdef double weight
+    if right < 0:
+        right = lower_bound(keys, low, high, key)
+    while right < high and keys[right] < key:
+        right += 1
+    next[0] = right
     answer.power_w = 0.0
     if right < high and keys[right] == key:
         answer.latency_ms = grid.latency_ms[right]
@@ -378,6 +427,47 @@ cdef int grid_query_near(
     return hold(grid, query, sol, params, search, answer)
 
 
+cdef int weigh_cell(
+    const Grid* grid, int axis, int64_t low, int64_t high, const double* query, dict weights, bint* carried
+) except -1:
+    # The walk of `resolve` once more, for reports: which measurements answer, and with which weight.
+    cdef const double* keys = grid.keys[axis]
+    cdef int64_t right = lower_bound(keys, low, high, query[axis])
+    cdef int lower_status, upper_status
+    cdef bint lower_carried = False, upper_carried = False
+    cdef double weight
+    if right < high and keys[right] == query[axis]:
+        return weigh_below(grid, axis, right, query, weights, carried)
+    if right == low or right == high:
+        return GRID_OUT_OF_RANGE
+    lower, upper = {}, {}
+    lower_status = weigh_below(grid, axis, right - 1, query, lower, &lower_carried)
+    upper_status = weigh_below(grid, axis, right, query, upper, &upper_carried)
+    if lower_status == GRID_HIT and upper_status == GRID_HIT:
+        weight = (query[axis] - keys[right - 1]) / (keys[right] - keys[right - 1])
+        for part, share in ((lower, 1.0 - weight), (upper, weight)):
+            for leaf, within in part.items():
+                weights[leaf] = weights.get(leaf, 0.0) + within * share
+        carried[0] = carried[0] or lower_carried or upper_carried
+        return GRID_HIT
+    if lower_status != GRID_HIT and upper_status != GRID_HIT:
+        return GRID_OUT_OF_RANGE if GRID_OUT_OF_RANGE in (lower_status, upper_status) else GRID_MISS
+    weights.update(lower if lower_status == GRID_HIT else upper)
+    carried[0] = True
+    return GRID_HIT
+
+
+cdef int weigh_below(
+    const Grid* grid, int axis, int64_t node, const double* query, dict weights, bint* carried
+) except -1:
+    if axis == grid.num_axes - 1:
+        weights[node] = 1.0
+        return GRID_HIT
+    return weigh_cell(
+        grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], query, weights, carried
+    )
+
+
 cdef class GridTable:
     """Measurements over up to three integer axes.
 
@@ -392,7 +482,7 @@ cdef class GridTable:
     def __init__(self, tuple axes, latency_ms, power_w, int sqrt_axis):
         cdef Grid* grid = &self.grid
         cdef int axis
-        cdef cnp.ndarray keys, logs, first
+        cdef cnp.ndarray keys, logs, first, least, most
         if not 1 <= len(axes) <= MAX_GRID_AXES:
             raise ValueError(f"a grid has one to {MAX_GRID_AXES} axes, found {len(axes)}")
         rows = len(latency_ms)
@@ -408,7 +498,7 @@ cdef class GridTable:
         begins = np.zeros(rows, bool)
         if rows:
             begins[0] = True
-        starts = []
+        starts, all_logs, children = [], [], []
         for axis in range(grid.num_axes):
             column = np.asarray(axes[axis])
             begins = begins.copy()
@@ -417,14 +507,79 @@ cdef class GridTable:
             keys = np.ascontiguousarray(column[starts[axis]], np.float64)
             logs = np.log2(np.maximum(keys, 1e-12))
             kept += [keys, logs]
+            all_logs.append(logs)
             grid.num_nodes[axis] = len(keys)
             grid.keys[axis] = <const double*>cnp.PyArray_DATA(keys)
             grid.log2_keys[axis] = <const double*>cnp.PyArray_DATA(logs)
         for axis in range(grid.num_axes - 1):
             first = np.append(np.searchsorted(starts[axis + 1], starts[axis]), len(starts[axis + 1])).astype(np.int64)
-            kept.append(first)
+            logs = all_logs[axis + 1]
+            least, most = logs[first[:-1]], logs[first[1:] - 1]
+            kept += [first, least, most]
+            children.append(first)
             grid.first[axis] = <const int64_t*>cnp.PyArray_DATA(first)
+            grid.log2_least[axis] = <const double*>cnp.PyArray_DATA(least)
+            grid.log2_most[axis] = <const double*>cnp.PyArray_DATA(most)
+        if grid.num_axes == MAX_GRID_AXES and rows:
+            sums = np.repeat(all_logs[1], np.diff(children[1])) + all_logs[2]
+            leaves = children[1][children[0][:-1]]
+            least, most = np.minimum.reduceat(sums, leaves), np.maximum.reduceat(sums, leaves)
+            kept += [least, most]
+            grid.diagonal_least = <const double*>cnp.PyArray_DATA(least)
+            grid.diagonal_most = <const double*>cnp.PyArray_DATA(most)
         self.memory = tuple(kept)
+
+    def columns(self):
+        """Coordinates of every measurement, one array an axis, and the latencies in ms."""
+        cdef int axis, level
+        found = []
+        begin = 1 if self.grid.power_w == NULL else 2
+        for axis in range(self.grid.num_axes):
+            column = self.memory[begin + 2 * axis]
+            for level in range(axis, self.grid.num_axes - 1):
+                column = np.repeat(column, np.diff(self.memory[begin + 2 * self.grid.num_axes + 3 * level]))
+            found.append(column)
+        return tuple(found), self.memory[0]
+
+    def support(self, coordinates, roofline_ms):
+        """How the table answers at coordinates: (resolution, {row: weight}), None where nothing answers.
+
+        Weights add up to 1. Parameters as `query`; `RESOLUTIONS` lists the resolutions.
+        """
+        cdef double[MAX_GRID_AXES] at
+        cdef double[NUM_NEIGHBOURS] near
+        cdef Search search
+        cdef PythonSol sol = self.python_sol(coordinates, roofline_ms, at)
+        cdef bint carried = False
+        cdef int status, used, i
+        if self.query(coordinates, roofline_ms) is None:
+            return None
+        weights = {}
+        status = weigh_cell(&self.grid, 0, 0, self.grid.num_nodes[0], at, weights, &carried)
+        if status == GRID_HIT:
+            return RESOLUTIONS[2 if carried else 0 if len(weights) == 1 else 1], weights
+        if self.grid.num_axes == 1:
+            return RESOLUTIONS[3], {0 if at[0] < self.grid.keys[0][0] else self.grid.num_nodes[0] - 1: 1.0}
+        search.num_known = 0
+        used = weigh_nearest(&self.grid, at, python_sol_at, <void*>sol, &search, near)
+        total = sum([near[i] for i in range(used)])
+        return RESOLUTIONS[3], {search.nearest[i].leaf: near[i] / total for i in range(used)}
+
+    def without(self, int64_t row, int axis):
+        """The table without the measurements that share the coordinates of a row up to an axis, for leave-one-out."""
+        cdef int64_t nodes[MAX_GRID_AXES]
+        cdef int64_t low, high
+        cdef int level
+        nodes_of(&self.grid, row, nodes)
+        low, high = nodes[axis], nodes[axis] + 1
+        for level in range(axis, self.grid.num_axes - 1):
+            low, high = self.grid.first[level][low], self.grid.first[level][high]
+        axes, latency_ms = self.columns()
+        left_out = slice(low, high)
+        return GridTable(
+            tuple(np.delete(column, left_out) for column in axes), np.delete(latency_ms, left_out), None,
+            self.grid.sqrt_axis,
+        )
 
     def query(self, coordinates, roofline_ms):
         """What the table answers at coordinates: (latency in ms, power in W), None where nothing answers.
@@ -442,23 +597,27 @@ cdef class GridTable:
         """
         cdef double[MAX_GRID_AXES] at
         cdef Measurement answer
+        cdef PythonSol sol = self.python_sol(coordinates, roofline_ms, at)
+        cdef int status
+        status = grid_query(&self.grid, at, python_sol_at, <void*>sol, &answer)
+        if sol.raised is not None:
+            raise sol.raised
+        return (answer.latency_ms, answer.power_w) if status == GRID_HIT else None
+
+    cdef PythonSol python_sol(self, coordinates, roofline_ms, double* at):
         cdef PythonSol sol = PythonSol.__new__(PythonSol)
-        cdef int axis, status
+        cdef int axis
         if len(coordinates) != self.grid.num_axes:
             raise ValueError(f"{self.grid.num_axes} coordinates are needed, found {len(coordinates)}")
         for axis in range(self.grid.num_axes):
             at[axis] = coordinates[axis]
         sol.roofline_ms = roofline_ms
         sol.num_axes = self.grid.num_axes
-        status = grid_query(&self.grid, at, python_sol_at, <void*>sol, &answer)
-        if sol.raised is not None:
-            raise sol.raised
-        return (answer.latency_ms, answer.power_w) if status == GRID_HIT else None
+        return sol
 
 
 cdef class PythonSol:
-    cdef object roofline_ms, raised
-    cdef int num_axes
+    pass
 
 
 cdef double python_sol_at(const void* params, const double* coordinates) noexcept nogil:

@@ -72,6 +72,19 @@ cdef enum:
     LOGITS
     CONTEXT_ATTENTION
     GENERATION_ATTENTION
+    NUM_ROLES
+
+
+cdef void mixed_queries(const FpmRank* rank, OpQuery* queries) noexcept nogil:
+    # What a mixed pass asks of the operators of each role.
+    cdef int64_t n = rank.num_prefill_requests, d = rank.num_decode_requests
+    cdef int64_t prefill_tokens = rank.sum_prefill_tokens, kv_tokens = rank.sum_prefill_kv_tokens
+    cdef int64_t tokens = prefill_tokens + d
+    cdef int64_t isl = max(prefill_tokens // n, 1)
+    queries[TOKEN_WISE] = OpQuery(1, tokens, kv_tokens, tokens)
+    queries[LOGITS] = OpQuery(1, tokens, kv_tokens, 1)
+    queries[CONTEXT_ATTENTION] = OpQuery((prefill_tokens + isl - 1) // isl, isl, kv_tokens // n, prefill_tokens)
+    queries[GENERATION_ATTENTION] = OpQuery(d, max(rank.sum_decode_kv_tokens // d, 1), 0, d)
 
 
 cdef char* roles_of(OpList operators) except NULL:
@@ -88,6 +101,10 @@ cdef char* roles_of(OpList operators) except NULL:
         elif operator.name == "generation_attention":
             roles[i] = GENERATION_ATTENTION
     return roles
+
+
+cdef tuple query_values(OpQuery query):
+    return query.batch, query.seq_len, query.prefix, query.tokens
 
 
 cdef int add_price(
@@ -160,32 +177,24 @@ cdef class OpLevelEngine(NativeEngine):
     cdef int mixed_pass(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil:
         # Section 5.3 step 3: token-wise operators see all tokens of the pass at once, the two kinds of attention their
         # own requests.
-        cdef int64_t n = rank.num_prefill_requests, d = rank.num_decode_requests
-        cdef int64_t prefill_tokens = rank.sum_prefill_tokens, kv_tokens = rank.sum_prefill_kv_tokens
-        cdef int64_t tokens = prefill_tokens + d
-        cdef int64_t isl = max(prefill_tokens // n, 1)
-        cdef OpQuery token_wise = OpQuery(1, tokens, kv_tokens, tokens)
-        cdef OpQuery logits = OpQuery(1, tokens, kv_tokens, 1)
-        cdef OpQuery prefill = OpQuery((prefill_tokens + isl - 1) // isl, isl, kv_tokens // n, prefill_tokens)
-        cdef OpQuery decode = OpQuery(d, max(rank.sum_decode_kv_tokens // d, 1), 0, d)
+        cdef OpQuery[NUM_ROLES] queries
         cdef double attention_ms = 0.0
         cdef Py_ssize_t i
         cdef int status, role
+        mixed_queries(rank, queries)
         for i in range(self.context_ops.size):
             role = self.context_roles[i]
-            if role == CONTEXT_ATTENTION:
-                status = add_price(self.context_ops, i, &prefill, self.speed_of_light, &attention_ms, miss)
-            else:
-                status = add_price(
-                    self.context_ops, i, &logits if role == LOGITS else &token_wise, self.speed_of_light, latency_ms,
-                    miss,
-                )
+            status = add_price(
+                self.context_ops, i, &queries[role], self.speed_of_light,
+                &attention_ms if role == CONTEXT_ATTENTION else latency_ms, miss,
+            )
             if status != OP_OK:
                 return status
         latency_ms[0] += attention_ms
         for i in range(self.generation_ops.size):
-            if self.generation_roles[i] == GENERATION_ATTENTION:
-                status = add_price(self.generation_ops, i, &decode, self.speed_of_light, latency_ms, miss)
+            role = self.generation_roles[i]
+            if role == GENERATION_ATTENTION:
+                status = add_price(self.generation_ops, i, &queries[role], self.speed_of_light, latency_ms, miss)
                 if status != OP_OK:
                     return status
         return OP_OK
@@ -215,8 +224,33 @@ cdef class OpLevelEngine(NativeEngine):
         self.price_rank(rank, &latency_ms, &miss)
         return self.error(&miss)
 
+    cdef object evidence(self, const FpmRank* ranks, Py_ssize_t num_ranks):
+        # Of every rank the operators of its pass, each with its query.
+        return [self.queries_of(&ranks[r]) for r in range(num_ranks)]
+
+    cdef list queries_of(self, const FpmRank* rank):
+        cdef OpQuery[NUM_ROLES] queries
+        cdef int64_t n = rank.num_prefill_requests, d = rank.num_decode_requests
+        cdef Py_ssize_t i
+        asked = []
+        if rank.sum_prefill_tokens > 0 and d > 0:
+            mixed_queries(rank, queries)
+            for i, operator in enumerate(self.context_ops.operators):
+                asked.append((operator, query_values(queries[<int>self.context_roles[i]])))
+            for i, operator in enumerate(self.generation_ops.operators):
+                if self.generation_roles[i] == GENERATION_ATTENTION:
+                    asked.append((operator, query_values(queries[GENERATION_ATTENTION])))
+        elif rank.sum_prefill_tokens > 0:
+            tokens, kv_tokens = <int64_t>rank.sum_prefill_tokens // n, <int64_t>rank.sum_prefill_kv_tokens // n
+            for i, operator in enumerate(self.context_ops.operators):
+                asked.append((operator, query_values(self.context_query(i, n, tokens, kv_tokens))))
+        elif d > 0:
+            at = (d, <int64_t>rank.sum_decode_kv_tokens // d, 0, d)
+            asked = [(operator, at) for operator in self.generation_ops.operators]
+        return asked
+
     cdef object error(self, const Miss* miss):
-        query = (miss.query.batch, miss.query.seq_len, miss.query.prefix, miss.query.tokens)
+        query = query_values(miss.query)
         operator, status = (<Operator>miss.operator).missing(*query, self.speed_of_light)
         return self.describe_miss(operator, status, query)
 

@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
-from fpmsdk._ext.grid cimport GRID_HIT, Grid, GridTable, Measurement, grid_query, grid_query_series
+from fpmsdk._ext.grid cimport GRID_HIT, Grid, GridTable, Measurement, grid_query, grid_query_series, sol_function
 from fpmsdk._ext.sites cimport GemmSite
 
 import numpy as np
@@ -21,8 +21,13 @@ NOT_FINITE = OP_NOT_FINITE
 SOURCES = {FROM_SILICON: "silicon", FROM_FORMULA: "empirical", FROM_SOL: "sol", FROM_ESTIMATE: "estimated"}
 
 
-cdef int64_t ceil_div(int64_t a, int64_t b) noexcept nogil:
-    return (a + b - 1) // b
+# Divisors are mostly 1, and a 64-bit division costs as much as a whole look-up.
+cdef inline int64_t ceil_div(int64_t a, int64_t b) noexcept nogil:
+    return a if b == 1 else (a + b - 1) // b
+
+
+cdef inline int64_t floor_div(int64_t a, int64_t b) noexcept nogil:
+    return a if b == 1 else a // b
 
 
 cdef double memory_op_ms(const Hardware* hardware, double num_bytes) noexcept nogil:
@@ -113,6 +118,21 @@ cdef class Operator:
             )
         return status, answer.latency_ms, answer.energy_wms, SOURCES.get(answer.sources, "mixed"), limits
 
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """(table, coordinates by name) of every lookup behind a query; empty when a formula answers it.
+
+        The table is a `GridTable`, or a `GemmSite` for the coordinates `m`, `n` and `k`.
+        """
+        return []
+
+    def table_sol_ms(self, *coordinates):
+        """Speed-of-light latency in ms at coordinates of the operator's table."""
+        raise TypeError(f"{self.name} is not priced from a table")
+
+    def parts(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """(operator, whether it hides behind others) that a query of a composite rests on; empty for others."""
+        return []
+
     def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The innermost operator that cannot answer a query and its status; None when all can."""
         cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
@@ -134,7 +154,7 @@ cdef class MemoryOp(Operator):
         self.seq_split = seq_split
 
     cdef double num_bytes(self, const OpQuery* query) noexcept nogil:
-        return self.bytes_per_token * <double>ceil_div(query.tokens // self.scale_num_tokens, self.seq_split)
+        return self.bytes_per_token * <double>ceil_div(floor_div(query.tokens, self.scale_num_tokens), self.seq_split)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         answer.latency_ms = memory_op_ms(&self.hardware, self.num_bytes(query))
@@ -224,7 +244,12 @@ cdef class Gemm(Operator):
         self.is_logits = "logits_gemm" in name
 
     cdef double rows(self, const OpQuery* query) noexcept nogil:
-        return <double>ceil_div(query.tokens // self.scale_num_tokens, self.seq_split)
+        return <double>ceil_div(floor_div(query.tokens, self.scale_num_tokens), self.seq_split)
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The product's place in its table."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        return [] if self.site is None else [(self.site, {"m": self.rows(&query), "n": self.n, "k": self.k})]
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double m = self.rows(query), removed
@@ -331,83 +356,143 @@ cdef double computed_share(double full, double prefix) noexcept nogil:
     return (full * full - prefix * prefix) / (full * full)
 
 
-cdef class ContextAttention(Operator):
-    """Prefill attention (section 3.2). `table` is the slice of its lane and key, None when no lane has it.
+cdef class PrefillAttention(Operator):
+    """Attention over new tokens and their prefix; the base of both kinds.
 
-    `extra_bytes` lists the byte counts of the small kernels around it, each with its multiplicity: they are priced for
-    one token whatever the batch, as measured systems do.
+    Context-parallel ranks take one chunk from each end of the sequence, so that their work is even.
     """
 
     cdef GridTable table
-    cdef AttentionShape shape
     cdef double num_heads
     cdef int64_t cp_size
-    cdef double extra_ms, extra_sol_ms
-    cdef bint has_extras
+    # Speed of light of a whole sequence at coordinates of the table; the shape belongs to the subclass.
+    cdef sol_function sequence_sol
+    cdef const void* sequence_shape
 
-    def __init__(
-        self, name, scale_factor, hardware, GridTable table, num_heads, tuple shape, int64_t cp_size, extra_bytes,
-    ):
+    def __init__(self, name, scale_factor, hardware, GridTable table, double num_heads, int64_t cp_size):
         super().__init__(name, scale_factor, hardware)
         self.table = table
         self.num_heads = num_heads
-        self.shape = attention_shape(shape, self.hardware.mem_bw_bytes_per_s)
         self.cp_size = cp_size
-        for count, num_bytes in extra_bytes:
-            self.extra_ms += count * memory_op_ms(&self.hardware, num_bytes)
-            self.extra_sol_ms += count * transfer_ms(&self.hardware, num_bytes)
-        self.has_extras = bool(extra_bytes)
 
-    cdef int part(self, int64_t b, int64_t s, int64_t prefix, OpAnswer* answer) noexcept nogil:
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The sequence, or the two chunks of it that one rank computes."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        cdef int64_t length
+        pieces = [(seq_len, prefix)]
+        if self.cp_size > 1:
+            length = self.chunk_length(&query)
+            pieces = [(length, prefix), (length, prefix + seq_len - length)]
+        return [] if self.table is None else [
+            (self.table, {"num_heads": self.num_heads, "total_tokens": new + cached, "batch_size": batch})
+            for new, cached in pieces
+        ]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of whole sequences."""
+        cdef double[3] at = coordinates
+        return self.sequence_sol(self.sequence_shape, at)
+
+    cdef void chunk_sol(self, int64_t b, int64_t s, int64_t prefix, OpSol* sol) noexcept nogil:
+        roofline(0.0, 0.0, sol)
+
+    cdef int chunk(self, int64_t b, int64_t s, int64_t prefix, OpAnswer* answer) noexcept nogil:
         cdef double[3] at
         cdef Measurement found
         cdef double full = <double>(s + prefix)
         at[0] = self.num_heads
         at[1] = full
         at[2] = <double>b
-        if grid_query(&self.table.grid, at, context_attention_sol_at, &self.shape, &found) != GRID_HIT:
+        if grid_query(&self.table.grid, at, self.sequence_sol, self.sequence_shape, &found) != GRID_HIT:
             return OP_MISS
         found.latency_ms *= computed_share(full, <double>prefix)
         answer.latency_ms += found.latency_ms
         answer.energy_wms += found.power_w * found.latency_ms
         return OP_OK
 
-    cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
-        cdef int64_t chunk
+    cdef int chunks(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
+        cdef int64_t length
         cdef int status
-        if not self.shape.flops_per_s > 0.0:
-            return OP_NO_FLOPS
         if self.table is None:
             return OP_MISS
         answer.latency_ms = answer.energy_wms = 0.0
+        answer.sources = FROM_SILICON
         if self.cp_size <= 1:
-            status = self.part(query.batch, query.seq_len, query.prefix, answer)
-        else:
-            # Ranks take one chunk from each end of the sequence, so that their work is even.
-            chunk = max(ceil_div(query.seq_len, 2 * self.cp_size), 1)
-            status = self.part(query.batch, chunk, query.prefix, answer)
-            if status == OP_OK:
-                status = self.part(query.batch, chunk, query.prefix + query.seq_len - chunk, answer)
+            return self.chunk(query.batch, query.seq_len, query.prefix, answer)
+        length = self.chunk_length(query)
+        status = self.chunk(query.batch, length, query.prefix, answer)
+        if status == OP_OK:
+            status = self.chunk(query.batch, length, query.prefix + query.seq_len - length, answer)
+        return status
+
+    cdef void chunks_sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
+        cdef int64_t length
+        cdef OpSol last
+        if self.cp_size <= 1:
+            self.chunk_sol(query.batch, query.seq_len, query.prefix, sol)
+            return
+        length = self.chunk_length(query)
+        self.chunk_sol(query.batch, length, query.prefix, sol)
+        self.chunk_sol(query.batch, length, query.prefix + query.seq_len - length, &last)
+        sol.latency_ms += last.latency_ms
+        sol.math_ms += last.math_ms
+        sol.memory_ms += last.memory_ms
+
+    cdef int64_t chunk_length(self, const OpQuery* query) noexcept nogil:
+        return max(ceil_div(query.seq_len, 2 * self.cp_size), 1)
+
+
+cdef class ContextAttention(PrefillAttention):
+    """Prefill attention (section 3.2). `table` is the slice of its lane and key, None when no lane has it.
+
+    `extra_bytes` lists the byte counts of the small kernels around it, each with its multiplicity: they are priced for
+    one token whatever the batch, as measured systems do.
+    """
+
+    cdef AttentionShape shape
+    cdef double extra_ms, extra_sol_ms
+    cdef bint has_extras
+
+    def __init__(
+        self, name, scale_factor, hardware, GridTable table, num_heads, tuple shape, int64_t cp_size, extra_bytes,
+    ):
+        super().__init__(name, scale_factor, hardware, table, num_heads, cp_size)
+        self.shape = attention_shape(shape, self.hardware.mem_bw_bytes_per_s)
+        self.sequence_sol = context_attention_sol_at
+        self.sequence_shape = &self.shape
+        for count, num_bytes in extra_bytes:
+            self.extra_ms += count * memory_op_ms(&self.hardware, num_bytes)
+            self.extra_sol_ms += count * transfer_ms(&self.hardware, num_bytes)
+        self.has_extras = bool(extra_bytes)
+
+    cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
+        cdef int status
+        if not self.shape.flops_per_s > 0.0:
+            return OP_NO_FLOPS
+        status = self.chunks(query, answer)
         answer.latency_ms += self.extra_ms
         answer.sources = FROM_SILICON | (FROM_FORMULA if self.has_extras else 0)
         return status
 
-    cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
-        cdef double full = <double>(query.seq_len + query.prefix), b = <double>query.batch
+    cdef void chunk_sol(self, int64_t b, int64_t s, int64_t prefix, OpSol* sol) noexcept nogil:
+        cdef double full = <double>(s + prefix), batch = <double>b
         cdef double kv_heads, num_bytes, share
-        if not self.shape.flops_per_s > 0.0:
-            return OP_NO_FLOPS
         # Only new tokens are read and written as queries; the cache is read whole.
         kv_heads = self.shape.num_kv_heads if self.shape.num_kv_heads > 0.0 else self.num_heads
-        context_attention_sol(&self.shape, self.num_heads, full, b, sol)
-        num_bytes = 2.0 * b * (2.0 * self.num_heads * <double>query.seq_len * self.shape.head_size)
-        num_bytes += self.shape.kv_bytes_per_element * b * 2.0 * kv_heads * full * self.shape.head_size
+        context_attention_sol(&self.shape, self.num_heads, full, batch, sol)
+        num_bytes = 2.0 * batch * (2.0 * self.num_heads * <double>s * self.shape.head_size)
+        num_bytes += self.shape.kv_bytes_per_element * batch * 2.0 * kv_heads * full * self.shape.head_size
         # A window bounds what each new token sees; without one, attention is the rest of the triangle.
         if 0.0 < self.shape.window < full:
-            share = <double>query.seq_len / full
+            share = <double>s / full
         else:
-            share = computed_share(full, <double>query.prefix)
+            share = computed_share(full, <double>prefix)
         roofline(sol.math_ms * share, transfer_ms(&self.hardware, num_bytes), sol)
+
+    cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
+        if not self.shape.flops_per_s > 0.0:
+            return OP_NO_FLOPS
+        self.chunks_sol(query, sol)
         add_memory(self.extra_sol_ms, sol)
         return OP_OK
 
@@ -419,6 +504,10 @@ cdef AttentionShape attention_shape(tuple shape, double mem_bw_bytes_per_s) exce
     ) = shape
     result.mem_bw_bytes_per_s = mem_bw_bytes_per_s
     return result
+
+
+cdef enum:
+    NUM_POSITIONS = 5            # that decode attention is averaged over
 
 
 cdef class GenerationAttention(Operator):
@@ -446,36 +535,58 @@ cdef class GenerationAttention(Operator):
             self.extra_sol_ms += count * transfer_ms(&self.hardware, num_bytes)
         self.has_extras = bool(extra_bytes)
 
+    cdef void positions(self, const OpQuery* query, double* positions) noexcept nogil:
+        cdef double position = <double>query.seq_len
+        cdef int64_t low = max(<int64_t>(0.9 * position), 1)
+        cdef int64_t high = max(<int64_t>(1.1 * position), low)
+        cdef int i
+        for i in range(NUM_POSITIONS):
+            positions[i] = <double>(low + (high - low) * i // (NUM_POSITIONS - 1))
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """One lookup for each of the positions that are averaged."""
+        cdef double[NUM_POSITIONS] positions
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        self.positions(&query, positions)
+        return [] if self.table is None else [
+            (
+                self.table,
+                {"num_heads": self.num_heads, "batch_size": batch // self.scale_num_tokens, "position": position},
+            )
+            for position in positions
+        ]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of one position."""
+        cdef double[3] at = coordinates
+        return generation_attention_sol_at(&self.shape, at)
+
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double[3] at
-        cdef double[5] positions
-        cdef Measurement[5] found
+        cdef double[NUM_POSITIONS] positions
+        cdef Measurement[NUM_POSITIONS] found
         cdef OpSol sol
         cdef double position = <double>query.seq_len, verified
-        cdef int64_t low, high
         cdef int i
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        if query.batch % self.scale_num_tokens != 0:
+        if self.scale_num_tokens != 1 and query.batch % self.scale_num_tokens != 0:
             return OP_UNEVEN_BATCH
         if self.table is None:
             return OP_MISS
         at[0] = self.num_heads
-        at[1] = <double>(query.batch // self.scale_num_tokens)
-        low = max(<int64_t>(0.9 * position), 1)
-        high = max(<int64_t>(1.1 * position), low)
-        for i in range(5):
-            positions[i] = <double>(low + (high - low) * i // 4)
+        at[1] = <double>floor_div(query.batch, self.scale_num_tokens)
+        self.positions(query, positions)
         if grid_query_series(
-            &self.table.grid, at, positions, 5, generation_attention_sol_at, &self.shape, found
+            &self.table.grid, at, positions, NUM_POSITIONS, generation_attention_sol_at, &self.shape, found
         ) != GRID_HIT:
             return OP_MISS
         answer.latency_ms = answer.energy_wms = 0.0
-        for i in range(5):
+        for i in range(NUM_POSITIONS):
             answer.latency_ms += found[i].latency_ms
             answer.energy_wms += found[i].power_w * found[i].latency_ms
-        answer.latency_ms /= 5.0
-        answer.energy_wms /= 5.0
+        answer.latency_ms /= <double>NUM_POSITIONS
+        answer.energy_wms /= <double>NUM_POSITIONS
         if self.verify_query_tokens > 1:
             generation_attention_sol(&self.shape, self.num_heads, at[1], position, &sol)
             verified = <double>self.verify_query_tokens * sol.math_ms
@@ -487,10 +598,11 @@ cdef class GenerationAttention(Operator):
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        if query.batch % self.scale_num_tokens != 0:
+        if self.scale_num_tokens != 1 and query.batch % self.scale_num_tokens != 0:
             return OP_UNEVEN_BATCH
         generation_attention_sol(
-            &self.shape, self.num_heads, <double>(query.batch // self.scale_num_tokens), <double>query.seq_len, sol
+            &self.shape, self.num_heads, <double>floor_div(query.batch, self.scale_num_tokens),
+            <double>query.seq_len, sol,
         )
         add_memory(self.extra_sol_ms, sol)
         return OP_OK
@@ -511,16 +623,17 @@ cdef class Collective(Operator):
     beyond_factor: ratio of the real group to the measured one.
     sol_ms_per_element: speed-of-light time of one element.
     is_alone: the group has one member.
+    is_library: a library moves the data through memory, which its speed of light counts.
     """
 
     cdef GridTable table
     cdef double elements_per_token, beyond_factor, sol_ms_per_element
     cdef int64_t seq_split
-    cdef bint is_alone
+    cdef bint is_alone, is_library
 
     def __init__(
         self, name, scale_factor, hardware, GridTable table, double elements_per_token, int64_t seq_split,
-        double beyond_factor, double sol_ms_per_element, bint is_alone,
+        double beyond_factor, double sol_ms_per_element, bint is_alone, bint is_library=False,
     ):
         super().__init__(name, scale_factor, hardware)
         self.table = table
@@ -529,9 +642,22 @@ cdef class Collective(Operator):
         self.beyond_factor = beyond_factor
         self.sol_ms_per_element = sol_ms_per_element
         self.is_alone = is_alone
+        self.is_library = is_library
 
     cdef double elements(self, const OpQuery* query) noexcept nogil:
         return <double>ceil_div(query.tokens, self.seq_split) * self.elements_per_token
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The message's place on the curve."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        if self.is_alone or self.table is None:
+            return []
+        return [(self.table, {"elements": self.elements(&query)})]
+
+    def table_sol_ms(self, *coordinates):
+        """Proportional to the elements."""
+        cdef double[1] at = coordinates
+        return proportional_sol_at(NULL, at)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double size
@@ -553,6 +679,8 @@ cdef class Collective(Operator):
         roofline(0.0, 0.0, sol)
         if not self.is_alone:
             sol.latency_ms = self.elements(query) * self.sol_ms_per_element
+        if self.is_library:
+            sol.memory_ms = sol.latency_ms
         return OP_OK
 
 
@@ -639,6 +767,21 @@ cdef class Moe(Operator):
         self.shape = shape | {"mem_bw_bytes_per_s": self.hardware.mem_bw_bytes_per_s}
         self.attention_dp_size = attention_dp_size
 
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The batch's place on the curve that serves it."""
+        cdef int64_t whole = tokens * self.attention_dp_size
+        cdef Measurement found
+        table = self.table
+        if self.low_latency_table is not None and whole <= self.low_latency_tokens:
+            if moe_curve(&self.low_latency_table.grid, <double>whole, &self.shape, &found) == GRID_HIT:
+                table = self.low_latency_table
+        return [] if table is None else [(table, {"tokens": whole})]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of a number of tokens."""
+        cdef double[1] at = coordinates
+        return moe_sol_at(&self.shape, at)
+
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef int64_t whole = query.tokens * self.attention_dp_size
         cdef double tokens = <double>whole
@@ -719,57 +862,29 @@ cdef MlaShape mla_shape(tuple shape, double mem_bw_bytes_per_s) except *:
     return result
 
 
-cdef class ContextMla(Operator):
+cdef class ContextMla(PrefillAttention):
     """Multi-head latent attention in prefill, alone or as a measured module (section 3.7)."""
 
-    cdef GridTable table
     cdef MlaShape shape
-    cdef double num_heads
-    cdef int64_t cp_size
 
     def __init__(self, name, scale_factor, hardware, GridTable table, num_heads, tuple shape, int64_t cp_size):
-        super().__init__(name, scale_factor, hardware)
-        self.table = table
-        self.num_heads = num_heads
+        super().__init__(name, scale_factor, hardware, table, num_heads, cp_size)
         self.shape = mla_shape(shape, self.hardware.mem_bw_bytes_per_s)
-        self.cp_size = cp_size
-
-    cdef int part(self, int64_t b, int64_t s, int64_t prefix, OpAnswer* answer) noexcept nogil:
-        cdef double[3] at
-        cdef Measurement found
-        cdef double full = <double>(s + prefix)
-        at[0] = self.num_heads
-        at[1] = full
-        at[2] = <double>b
-        if grid_query(&self.table.grid, at, context_mla_sol_at, &self.shape, &found) != GRID_HIT:
-            return OP_MISS
-        found.latency_ms *= computed_share(full, <double>prefix)
-        answer.latency_ms += found.latency_ms
-        answer.energy_wms += found.power_w * found.latency_ms
-        return OP_OK
+        self.sequence_sol = context_mla_sol_at
+        self.sequence_shape = &self.shape
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
-        cdef int64_t chunk
-        cdef int status
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        if self.table is None:
-            return OP_MISS
-        answer.latency_ms = answer.energy_wms = 0.0
-        answer.sources = FROM_SILICON
-        if self.cp_size <= 1:
-            return self.part(query.batch, query.seq_len, query.prefix, answer)
-        chunk = max(ceil_div(query.seq_len, 2 * self.cp_size), 1)
-        status = self.part(query.batch, chunk, query.prefix, answer)
-        if status == OP_OK:
-            status = self.part(query.batch, chunk, query.prefix + query.seq_len - chunk, answer)
-        return status
+        return self.chunks(query, answer)
+
+    cdef void chunk_sol(self, int64_t b, int64_t s, int64_t prefix, OpSol* sol) noexcept nogil:
+        context_mla_sol(&self.shape, self.num_heads, <double>(s + prefix), <double>prefix, <double>b, sol)
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
-        cdef double full = <double>(query.seq_len + query.prefix)
         if not self.shape.flops_per_s > 0.0:
             return OP_NO_FLOPS
-        context_mla_sol(&self.shape, self.num_heads, full, <double>query.prefix, <double>query.batch, sol)
+        self.chunks_sol(query, sol)
         return OP_OK
 
 
@@ -785,6 +900,17 @@ cdef class GenerationMla(Operator):
         self.table = table
         self.num_heads = num_heads
         self.shape = mla_shape(shape, self.hardware.mem_bw_bytes_per_s)
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The step's place in the table."""
+        return [] if self.table is None else [
+            (self.table, {"num_heads": self.num_heads, "batch_size": batch, "position": seq_len})
+        ]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of one position."""
+        cdef double[3] at = coordinates
+        return generation_mla_sol_at(&self.shape, at)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double[3] at
@@ -841,6 +967,15 @@ cdef class MlaBmm(Operator):
         self.table = table
         self.shape = BmmShape(num_heads, flops_per_s, bytes_per_element, self.hardware.mem_bw_bytes_per_s)
         self.head_factor = head_factor
+
+    def lookups(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The batch's place on the curve."""
+        return [] if self.table is None else [(self.table, {"tokens": batch})]
+
+    def table_sol_ms(self, *coordinates):
+        """Speed of light of a number of tokens."""
+        cdef double[1] at = coordinates
+        return bmm_sol_at(&self.shape, at)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef double tokens = <double>query.batch
@@ -920,23 +1055,27 @@ cdef object first_missing(tuple operators, int64_t batch, int64_t seq_len, int64
 cdef class Sum(Operator):
     """Operators that run one after the other under one name, such as the collectives of an expert dispatch."""
 
-    cdef OpList parts
+    cdef OpList members
 
     def __init__(self, name, scale_factor, hardware, parts):
         super().__init__(name, scale_factor, hardware)
-        self.parts = OpList(parts)
+        self.members = OpList(parts)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
-        cdef int status = self.parts.sum_prices(query, answer)
+        cdef int status = self.members.sum_prices(query, answer)
         answer.sources = FROM_SILICON
         return status
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
-        return self.parts.sum_sols(query, sol)
+        return self.members.sum_sols(query, sol)
+
+    def parts(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """All of them."""
+        return [(part, False) for part in self.members.operators]
 
     def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The first part that cannot answer."""
-        return first_missing(self.parts.operators, batch, seq_len, prefix, tokens, at_sol)
+        return first_missing(self.members.operators, batch, seq_len, prefix, tokens, at_sol)
 
 
 cdef class Overlap(Operator):
@@ -970,6 +1109,18 @@ cdef class Overlap(Operator):
             sol[0] = other
         return status
 
+    def parts(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """Both groups; the shorter one hides behind the other."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        cdef OpAnswer first, second
+        self.first.sum_prices(&query, &first)
+        self.second.sum_prices(&query, &second)
+        is_first_longer = first.latency_ms >= second.latency_ms
+        return [
+            *((part, not is_first_longer) for part in self.first.operators),
+            *((part, is_first_longer) for part in self.second.operators),
+        ]
+
     def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The first operator of either group that cannot answer."""
         operators = self.first.operators + self.second.operators
@@ -979,28 +1130,35 @@ cdef class Overlap(Operator):
 cdef class Fallback(Operator):
     """A measured module, or the sum of its parts where the module was not measured."""
 
-    cdef OpList primary, parts
+    cdef OpList primary, stand_ins
 
     def __init__(self, name, scale_factor, hardware, primary, parts):
         super().__init__(name, scale_factor, hardware)
         self.primary = OpList((primary,))
-        self.parts = OpList(parts)
+        self.stand_ins = OpList(parts)
 
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil:
         cdef int status = self.primary.sum_prices(query, answer)
         if status == OP_MISS:
-            status = self.parts.sum_prices(query, answer)
+            status = self.stand_ins.sum_prices(query, answer)
         return status
 
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil:
         return self.primary.sum_sols(query, sol)
+
+    def parts(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens):
+        """The module, or what stands in for it."""
+        cdef OpQuery query = OpQuery(batch, seq_len, prefix, tokens)
+        cdef OpAnswer answer
+        measured = self.primary.sum_prices(&query, &answer) == OP_OK
+        return [(part, False) for part in (self.primary if measured else self.stand_ins).operators]
 
     def missing(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """The module when something but its data is missing, else the first part that cannot answer."""
         found = first_missing(self.primary.operators, batch, seq_len, prefix, tokens, at_sol)
         if found is None or found[1] != OP_MISS or at_sol:
             return found
-        return first_missing(self.parts.operators, batch, seq_len, prefix, tokens, at_sol)
+        return first_missing(self.stand_ins.operators, batch, seq_len, prefix, tokens, at_sol)
 
 
 def generation_attention_floor(axes, tuple shape, double mem_bw_bytes_per_s):

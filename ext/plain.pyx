@@ -1,7 +1,9 @@
 # Copies of plain data (dicts and lists of immutable values), for reports that callers may change.
 
-from cpython.dict cimport PyDict_Copy
-from cpython.list cimport PyList_GetSlice
+from cpython.dict cimport PyDict_Copy, PyDict_SetItem
+from cpython.list cimport PyList_GetSlice, PyList_SetItem
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM
 
 
 cdef class PlainTemplate:
@@ -16,24 +18,35 @@ cdef class PlainTemplate:
     {'limits': {'tokens': 8}, 'name': 'm'}
     """
 
-    cdef object value       # a private copy of the container
-    cdef list inner         # (key or index, PlainTemplate) of the containers inside
+    cdef dict mapping       # a private copy of the container, if it is a dict
+    cdef list items         # the same, if it is a list
+    cdef tuple places       # keys or indices of the containers inside
+    cdef tuple inner        # their templates
 
     def __init__(self, value):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        self.inner = [(key, PlainTemplate(item)) for key, item in items if isinstance(item, (dict, list))]
-        self.value = value.copy()
+        self.mapping = value.copy() if isinstance(value, dict) else None
+        self.items = None if isinstance(value, dict) else value.copy()
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        containers = [(place, PlainTemplate(item)) for place, item in pairs if isinstance(item, (dict, list))]
+        self.places = tuple(place for place, _ in containers)
+        self.inner = tuple(template for _, template in containers)
 
-    cpdef object copy(self):
+    def copy(self):
         """An independent copy."""
-        cdef dict mapping
-        cdef list items
-        if isinstance(self.value, dict):
-            mapping = PyDict_Copy(self.value)
-            for key, template in self.inner:
-                mapping[key] = (<PlainTemplate>template).copy()
-            return mapping
-        items = PyList_GetSlice(self.value, 0, len(<list>self.value))
-        for key, template in self.inner:
-            items[key] = (<PlainTemplate>template).copy()
-        return items
+        return copied(self)
+
+
+cdef object copied(PlainTemplate template):
+    cdef Py_ssize_t i
+    if template.mapping is not None:
+        mapping = PyDict_Copy(template.mapping)
+        for i in range(len(template.places)):
+            place = <object>PyTuple_GET_ITEM(template.places, i)
+            PyDict_SetItem(mapping, place, copied(<PlainTemplate>PyTuple_GET_ITEM(template.inner, i)))
+        return mapping
+    items = PyList_GetSlice(template.items, 0, len(template.items))
+    for i in range(len(template.places)):
+        inner = copied(<PlainTemplate>PyTuple_GET_ITEM(template.inner, i))
+        Py_INCREF(inner)  # PyList_SetItem takes a reference over
+        PyList_SetItem(items, <object>PyTuple_GET_ITEM(template.places, i), inner)
+    return items

@@ -183,18 +183,19 @@ cdef class FpmTiming(TimingModel):
                 price.composed = True
                 return
             price.prefill_ms = 0.0
-        if shape.num_decode > 0:
-            rank.num_prefill_requests = rank.sum_prefill_tokens = rank.sum_prefill_kv_tokens = 0
-            if not self.ask(&rank, &price.decode_ms, price):
-                return
         if shape.num_prefill > 0:
             mean_end_tokens = shape.sum_prefill_end_tokens // shape.num_prefill
             mean_past_tokens = shape.sum_prefill_past_tokens // shape.num_prefill
-            rank.num_prefill_requests = <uint32_t>shape.num_prefill
             rank.sum_prefill_tokens = <uint32_t>(shape.num_prefill * (mean_end_tokens - mean_past_tokens))
             rank.sum_prefill_kv_tokens = <uint32_t>(shape.num_prefill * mean_past_tokens)
             rank.num_decode_requests = rank.sum_decode_kv_tokens = 0
             if not self.ask(&rank, &price.prefill_ms, price):
+                return
+        if shape.num_decode > 0:
+            rank.num_prefill_requests = rank.sum_prefill_tokens = rank.sum_prefill_kv_tokens = 0
+            rank.num_decode_requests = <uint32_t>shape.num_decode
+            rank.sum_decode_kv_tokens = <uint32_t>kv_tokens
+            if not self.ask(&rank, &price.decode_ms, price):
                 return
         if price.prefill_ms != price.prefill_ms or price.decode_ms != price.decode_ms:
             price.status = NOT_READY
@@ -323,10 +324,10 @@ cdef class PassPricer:
         cdef PassPrice other
         cdef bint mixed = shape.num_prefill > 0 and shape.num_decode > 0
         if mixed and not self.compose:
-            part = decode_part(shape)
-            self._part(&part, &other)
             part = prefill_part(shape)
             self._part(&part, price)
+            part = decode_part(shape)
+            self._part(&part, &other)
             price.decode_ms = other.decode_ms
         else:
             self._part(shape, price)

@@ -669,6 +669,7 @@ cdef class LinearRegression(Estimator):
         cdef int fault = project(&self.spec, ranks, num_ranks, projected)
         if fault != FAULT_NONE:
             return fault
+        self.has_learned[kind] = True
         if kind == KIND_PURE_DECODE:
             self.pure_decode.learn(projected, target_ms)
         elif kind == KIND_CONTAINS_LOCALLY_MIXED:
@@ -681,20 +682,33 @@ cdef class LinearRegression(Estimator):
 
     cdef int publish(self) except -1:
         cdef LinearView view = LinearView.__new__(LinearView)
+        cdef LinearView before = <LinearView>self.serving
+        cdef LinearStore store
+        cdef int kind
         view.spec = self.fit_spec
-        publish_store(view, KIND_PURE_DECODE, self.pure_decode)
-        publish_store(view, KIND_CONTAINS_LOCALLY_MIXED, self.contains_locally_mixed)
-        publish_store(view, KIND_CROSS_RANK_AGGREGATED, self.cross_rank_aggregated)
-        publish_store(view, KIND_PURE_PREFILL, self.pure_prefill)
+        if before is not None:  # one iteration a call is common, and it changes one store
+            view.fits = before.fits
+            view.totals = before.totals
+        for kind in range(NUM_KINDS):
+            if before is None or self.has_learned[kind]:
+                self.has_learned[kind] = False
+                store = self.store_of(kind)
+                if store is None:
+                    view.totals[kind] = -1
+                else:
+                    view.fits[kind] = store.fit()
+                    view.totals[kind] = store.sampler.total()
+            if view.totals[kind] >= 0:
+                view.ready |= view.fits[kind].ready
+                view.retained_observations += view.totals[kind]
         self.serving = view
         return 0
 
-
-cdef void publish_store(LinearView view, int kind, LinearStore store):
-    if store is None:
-        view.totals[kind] = -1
-        return
-    view.fits[kind] = store.fit()
-    view.totals[kind] = store.sampler.total()
-    view.ready |= view.fits[kind].ready
-    view.retained_observations += view.totals[kind]
+    cdef LinearStore store_of(self, int kind):
+        if kind == KIND_PURE_DECODE:
+            return self.pure_decode
+        if kind == KIND_CONTAINS_LOCALLY_MIXED:
+            return self.contains_locally_mixed
+        if kind == KIND_CROSS_RANK_AGGREGATED:
+            return self.cross_rank_aggregated
+        return self.pure_prefill

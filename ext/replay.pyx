@@ -88,7 +88,10 @@ cdef class Replay:
     next_turn : int64[n]
         The request that follows in the same session, -1 for none.
     delay_ms : float64[n]
-        Wait of a later turn after the end of the turn before it.
+        Wait of a later turn after the end of the turn before it, or with `followers` of the last one it waits for.
+    followers : (int64[n + 1], int64, int64[n], int64[n]), optional
+        For sessions that branch, instead of `next_turn`: the requests that wait for each request (offsets and
+        values), for how many requests each waits, and the session of each, counted from 0.
     dp_rank, prefill_dp_rank : int64[n], optional
         The attention-DP rank that must serve a request, -1 for any.
     concurrency : int
@@ -113,6 +116,7 @@ cdef class Replay:
         const double[::1] arrival_ms not None,
         next_turn,
         delay_ms,
+        followers=None,
         dp_rank=None,
         prefill_dp_rank=None,
         int64_t concurrency=0,
@@ -148,6 +152,16 @@ cdef class Replay:
         self.output_tokens = requests.column("output_tokens")
         is_first = np.ones(requests.count, bool)
         is_first[np.asarray(next_turn)[np.asarray(next_turn) >= 0]] = False
+        self.branches = followers is not None
+        if followers is not None:
+            offsets, values, awaited, session = (np.array(column, np.int64) for column in followers)
+            if not len(offsets) - 1 == len(awaited) == len(session) == requests.count or offsets[-1] != len(values):
+                raise ValueError(f"expected followers of {requests.count} requests")
+            if not np.array_equal(np.bincount(values, minlength=requests.count), awaited):
+                raise ValueError("expected every request to wait for those that it follows")
+            self.follower_offsets, self.followers, self.num_awaited, self.session = offsets, values, awaited, session
+            self.num_left = np.bincount(session)
+            is_first = awaited == 0
         self.first_turns = np.flatnonzero(is_first).astype(np.int64)
         self.closed_loop = concurrency > 0
         self.max_sim_time_ms = max_sim_time_ms
@@ -261,9 +275,24 @@ cdef class Replay:
 
     cdef int _request_ended(self, int64_t request) except -1 nogil:
         cdef int64_t following = self.next_turn[request]
+        if self.branches:
+            return self._branch_ended(request)
         if following >= 0:
             return push(&self.arrivals, self.now_ms + self.delay_ms[following], following)
         if self.closed_loop:
+            return self._start_next_session()
+        return 0
+
+    cdef int _branch_ended(self, int64_t request) except -1 nogil:
+        """Who waited for this request alone, or last, comes next; the session ends with its last request."""
+        cdef int64_t position, following, session = self.session[request]
+        for position in range(self.follower_offsets[request], self.follower_offsets[request + 1]):
+            following = self.followers[position]
+            self.num_awaited[following] -= 1
+            if self.num_awaited[following] == 0:
+                push(&self.arrivals, self.now_ms + self.delay_ms[following], following)
+        self.num_left[session] -= 1
+        if self.closed_loop and self.num_left[session] == 0:
             return self._start_next_session()
         return 0
 

@@ -256,8 +256,8 @@ cdef class Scheduler:
         free(self.burst_tokens.items)
         free(self.finished.items)
 
-    cdef bint submit(self, int64_t request) except -1 nogil:
-        """A request arrives. False: the engine refuses it, with the reason in `requests.refusal`."""
+    cdef void _cut_output(self, int64_t request) noexcept nogil:
+        """No request generates more than the model's length, or the cache of an engine without eviction, allows."""
         cdef RequestColumns* requests = &self.requests.columns
         requests.output_tokens[request] = min(
             requests.output_tokens[request], max(0, self.max_model_len - requests.prompt_tokens[request])
@@ -267,6 +267,11 @@ cdef class Scheduler:
                 requests.output_tokens[request],
                 max(0, self.num_gpu_blocks * self.kv.block_size - requests.prompt_tokens[request]),
             )
+
+    cdef bint submit(self, int64_t request) except -1 nogil:
+        """A request arrives. False: the engine refuses it, with the reason in `requests.refusal`."""
+        cdef RequestColumns* requests = &self.requests.columns
+        self._cut_output(request)
         requests.arrival_order[request] = self.num_submitted
         self.num_submitted += 1
         # The simulator finds out when the request reaches the head of the queue. Real vLLM refuses a prompt of
@@ -955,7 +960,11 @@ cdef class Scheduler:
             return MODEL_LENGTH
         if not self.kv.can_ever_hold(prompt):
             return KV_CAPACITY
-        if not self.vllm_rules or self.chunked_prefill:
+        if not self.vllm_rules:
+            return ACCEPTED
+        if not self.kv.can_ever_hold(self._longest_sequence(request)):
+            return KV_GROWTH
+        if self.chunked_prefill:
             return ACCEPTED
         return UNCHUNKED_PROMPT if self._least_first_chunk(request) > self.max_num_batched_tokens else ACCEPTED
 
@@ -963,6 +972,13 @@ cdef class Scheduler:
         """Whether no token has to be computed for the first logits; under vLLM rules one always is."""
         # TensorRT-LLM decodes from a prompt that is cached as a whole.
         return not self.vllm_rules and (self.never_evicts or self.requests.columns.output_tokens[request] == 0)
+
+    cdef int64_t _longest_sequence(self, int64_t request) noexcept nogil:
+        """Tokens that a request has blocks for in its last pass; the last token needs none, except with drafts."""
+        cdef int64_t output = self.requests.columns.output_tokens[request]
+        if output > 0 and self.drafts is None:
+            output -= 1
+        return self.requests.columns.prompt_tokens[request] + output
 
     cdef int64_t _num_dropped(self, int64_t request) noexcept nogil:
         """Cached blocks that are computed again: the drafting layers need the tokens before a draft, too."""
@@ -1029,6 +1045,37 @@ cdef class Scheduler:
         if self.requests.columns.status[request] != PENDING:
             raise ValueError(f"request {request} was submitted before")
         return self.submit(request)
+
+    def refusals(self):
+        """Return what the engine says to each request that comes alone: int8[n] of `Refusal`.
+
+        For requests that are not served: their output is cut as on arrival.
+        """
+        cdef int64_t request
+        refusals = np.zeros(self.requests.count, np.int8)
+        cdef int8_t[::1] said = refusals
+        for request in range(self.requests.count):
+            self._cut_output(request)
+            said[request] = self._refusal(request)
+        return refusals
+
+    def warm_prefix_cache(self):
+        """Cache every prefix that several requests share, in their order, as if it had been served before.
+
+        The least recently used ones go when not all have room; one that is larger than the cache stays out.
+        """
+        cdef int64_t request, tokens
+        if self.kv.keys is not None:
+            self.kv.keys.find_shared()
+        for request in range(self.requests.count):
+            tokens = self.kv.longest_prefix(request, self.requests.columns.prompt_tokens[request], 0)
+            if tokens == 0:
+                continue
+            self.kv.find_prefix(request, tokens, 0)
+            if self.kv.blocks_to_admit(tokens) <= self.kv.free_blocks():
+                self.kv.admit(request, tokens)
+                self.kv.publish(request, tokens)
+                self.kv.release(request)
 
     def has_unfinished(self):
         """Return whether any request is running or waiting."""

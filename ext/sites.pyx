@@ -10,6 +10,8 @@ from fpmsdk._ext.grid cimport GRID_HIT, GRID_MISS, Measurement, lower_bound
 
 import numpy as np
 
+from fpmsdk._ext.grid import RESOLUTIONS
+
 cnp.import_array()
 
 cdef double DISTANCE_GATE = 2.0      # log2 units
@@ -25,7 +27,7 @@ cdef int curve_at(
 ) noexcept nogil:
     cdef int64_t low = curves.first[site], high = curves.first[site + 1]
     cdef int64_t right = lower_bound(curves.m, low, high, m)
-    cdef double utilisation
+    cdef const Tail* tail
     if right < high and curves.m[right] == m:
         answer.latency_ms = curves.latency_ms[right]
         answer.power_w = curves.power_w[right] if curves.power_w != NULL else 0.0
@@ -34,19 +36,19 @@ cdef int curve_at(
         between(curves, right, (m - curves.m[right - 1]) / (curves.m[right] - curves.m[right - 1]), answer)
         return GRID_HIT
     # Beyond the curve: hold the utilisation of its end.
-    utilisation = sites[site].low_utilisation if right == low else sites[site].high_utilisation
+    tail = &sites[site].low if right == low else &sites[site].high
     answer.latency_ms = sol_ms(&sites[site].roofline, m)
-    if not utilisation > 0.0 or not answer.latency_ms > 0.0:
+    if not tail.utilisation > 0.0 or not answer.latency_ms > 0.0:
         return GRID_MISS
-    answer.latency_ms /= utilisation
-    answer.power_w = curves.power_w[low if right == low else high - 1] if curves.power_w != NULL else 0.0
+    answer.latency_ms /= tail.utilisation
+    answer.power_w = tail.power_w
     return GRID_HIT
 
 
-cdef double tail_utilisation(const SiteCurves* curves, const Site* site, int64_t index, bint below) noexcept nogil:
-    # Median over the last few points of a curve on one side; 0.0 when none is usable.
+cdef Tail tail_of(const SiteCurves* curves, const Site* site, int64_t index, bint below) noexcept nogil:
+    # Medians over the last few points of a curve on one side; zeros when none is usable.
     cdef int64_t low = curves.first[index], high = curves.first[index + 1], point
-    cdef double utilisation[3]
+    cdef double[3] utilisation, power
     cdef double value
     cdef int count = 0, i
     for i in range(TAIL):
@@ -56,8 +58,9 @@ cdef double tail_utilisation(const SiteCurves* curves, const Site* site, int64_t
         value = sol_ms(&site.roofline, curves.m[point]) / curves.latency_ms[point]
         if value > 0.0:
             utilisation[count] = value
+            power[count] = curves.power_w[point] if curves.power_w != NULL else 0.0
             count += 1
-    return median_of_few(utilisation, count)
+    return Tail(median_of_few(utilisation, count), median_of_few(power, count))
 
 
 cdef void between(const SiteCurves* curves, int64_t right, double weight, Measurement* answer) noexcept nogil:
@@ -69,7 +72,7 @@ cdef void between(const SiteCurves* curves, int64_t right, double weight, Measur
         answer.power_w = curves.power_w[right - 1] + (curves.power_w[right] - curves.power_w[right - 1]) * weight
 
 
-cdef double median_of_few(double* values, int count) noexcept nogil:
+cdef double median_of_few(const double* values, int count) noexcept nogil:
     if count == 0:
         return 0.0
     if count == 1:
@@ -97,6 +100,8 @@ cdef class GemmTable:
         cdef Site* site
         cdef int64_t i, point
         cdef double* latency
+        cdef double* power = NULL
+        cdef double least_ms
         floats = [np.array(array, np.float64) for array in (n, k, m, latency_ms)]
         starts = np.ascontiguousarray(first, np.int64)
         self.memory = (*floats, starts)
@@ -108,9 +113,10 @@ cdef class GemmTable:
         self.curves.latency_ms = latency
         self.curves.first = <const int64_t*>cnp.PyArray_DATA(starts)
         if power_w is not None:
-            power = np.ascontiguousarray(power_w, np.float64)
-            self.memory += (power,)
-            self.curves.power_w = <const double*>cnp.PyArray_DATA(power)
+            watts = np.array(power_w, np.float64)
+            self.memory += (watts,)
+            power = <double*>cnp.PyArray_DATA(watts)
+            self.curves.power_w = power
         self.flops_per_s = flops_per_s
         self.bytes_per_element = bytes_per_element
         self.mem_bw_bytes_per_s = mem_bw_bytes_per_s
@@ -120,14 +126,37 @@ cdef class GemmTable:
         for i in range(self.curves.num_sites):
             site = &self.sites[i]
             site.roofline = self.roofline_of(self.curves.n[i], self.curves.k[i])
-            # No measurement is faster than the roofline allows.
+            # No measurement is faster than the roofline allows; one that is keeps its energy.
             for point in range(self.curves.first[i], self.curves.first[i + 1]):
-                latency[point] = max(latency[point], sol_ms(&site.roofline, self.curves.m[point]))
-            site.low_utilisation = tail_utilisation(&self.curves, site, i, True)
-            site.high_utilisation = tail_utilisation(&self.curves, site, i, False)
+                least_ms = sol_ms(&site.roofline, self.curves.m[point])
+                if latency[point] < least_ms:
+                    if power != NULL:
+                        power[point] *= latency[point] / least_ms
+                    latency[point] = least_ms
+            site.low = tail_of(&self.curves, site, i, True)
+            site.high = tail_of(&self.curves, site, i, False)
 
     def __dealloc__(self):
         free(self.sites)
+
+    def point(self, int64_t entry):
+        """(m, n, k) of a curve entry and its latency in ms."""
+        n, k, m, latency_ms, first = self.memory[:5]
+        site = np.searchsorted(first, entry, side="right") - 1
+        return (float(m[entry]), float(n[site]), float(k[site])), float(latency_ms[entry])
+
+    def without(self, int64_t entry, bint whole_site):
+        """The curves without one entry, or without the whole curve that it is of, for leave-one-out."""
+        n, k, m, latency_ms, first = self.memory[:5]
+        site = np.searchsorted(first, entry, side="right") - 1
+        left_out = slice(first[site], first[site + 1]) if whole_site else slice(entry, entry + 1)
+        counts = np.diff(first)
+        counts[site] -= left_out.stop - left_out.start
+        kept = counts > 0
+        return GemmTable(
+            n[kept], k[kept], np.concatenate([[0], np.cumsum(counts[kept])]), np.delete(m, left_out),
+            np.delete(latency_ms, left_out), None, self.flops_per_s, self.bytes_per_element, self.mem_bw_bytes_per_s,
+        )
 
     cdef Roofline roofline_of(self, double n, double k) noexcept nogil:
         # max(2 m n k / flops, bytes (m n + m k + n k) / bandwidth), section 3.1.
@@ -154,9 +183,9 @@ cdef class GemmSite:
         distance = np.sqrt(distance_n * distance_n + distance_k * distance_k)
         begin, end = first[:len(first) - 1], first[1:]
         low, high = m[begin], m[end - 1]
-        # Which sites cover m changes only at the ends of their curves.
+        # Which sites cover m changes only at the ends of their curves. Not `np.unique`: it loads masked arrays.
         rows = []
-        for first_m in np.unique(np.concatenate([[-np.inf], low, np.nextafter(high, np.inf)])):
+        for first_m in sorted({-np.inf, *low, *np.nextafter(high, np.inf)}):
             covering = (low <= first_m) & (first_m <= high)
             candidates = np.flatnonzero(covering) if covering.any() else np.arange(len(site_n))
             chosen = nearest_sites(candidates, distance, distance_n, distance_k)
@@ -187,6 +216,33 @@ cdef class GemmSite:
         """(latency in ms, power in W) of `m` rows, None where no measurement is near enough."""
         cdef Measurement answer
         return (answer.latency_ms, answer.power_w) if self.query(m, &answer) == GRID_HIT else None
+
+    def support(self, double m):
+        """How `m` rows are answered: (resolution, {curve entry: weight}); None where nothing answers.
+
+        Weights of a transfer are those of the utilisations. Resolutions as those of a grid.
+        """
+        cdef const Neighbourhood* near
+        cdef int i
+        if self.ask(m) is None:
+            return None
+        if self.exact >= 0:
+            weights = {}
+            beyond = curve_weights(&self.table.curves, self.exact, m, 1.0, weights)
+            return RESOLUTIONS[3 if beyond else 0 if len(weights) == 1 else 1], weights
+        near = &self.neighbourhoods[self.neighbourhood_of(m)]
+        weights = {}
+        total = sum([near.weights[i] for i in range(near.num_sites)])
+        for i in range(near.num_sites):
+            curve_weights(&self.table.curves, near.sites[i], m, near.weights[i] / total, weights)
+        return RESOLUTIONS[3], weights
+
+    def neighbours(self, double m, int count):
+        """The entries of the site's own curve nearest to `m` in doublings."""
+        first, entries = self.table.memory[4], self.table.memory[2]
+        low, high = first[self.exact], first[self.exact + 1]
+        distance = np.abs(np.log2(np.maximum(entries[low:high], 1.0)) - np.log2(max(m, 1.0)))
+        return (low + np.argsort(distance, kind="stable")[:count]).tolist()
 
     cdef int query(self, double m, Measurement* answer) noexcept nogil:
         cdef const SiteCurves* curves = &self.table.curves
@@ -228,6 +284,23 @@ cdef class GemmSite:
         answer.latency_ms = here / (utilisation / total)
         answer.power_w = power / total
         return GRID_HIT
+
+
+cdef bint curve_weights(const SiteCurves* curves, int64_t site, double m, double share, dict weights) except -1:
+    # The entries of a curve around m with their part of `share`; whether m lies beyond the curve.
+    cdef int64_t low = curves.first[site], high = curves.first[site + 1]
+    cdef int64_t right = lower_bound(curves.m, low, high, m)
+    cdef double weight
+    if right < high and curves.m[right] == m:
+        weights[right] = share
+        return False
+    if low < right < high:
+        weight = (m - curves.m[right - 1]) / (curves.m[right] - curves.m[right - 1])
+        weights[right - 1] = share * (1.0 - weight)
+        weights[right] = share * weight
+        return False
+    weights[low if right == low else high - 1] = share
+    return True
 
 
 cdef object nearest_sites(candidates, distance, distance_n, distance_k):

@@ -137,12 +137,31 @@ cdef bint measured_value(const CurveArrays* curves, int64_t site, double x, Piec
     return True
 
 
+cdef bint is_split(const CurveArrays* curves, int64_t site, double x) noexcept nogil:
+    # Whether a knee keeps x between two points of a curve from both of them.
+    cdef Piece piece
+    if not locate(curves, site, x, &piece) or piece.left == piece.right:
+        return False
+    return is_knee_between(&curves.x_knees, curves.batch[site], curves.x[piece.left], curves.x[piece.right])
+
+
+cdef int side_of(const Knees* knees, double batch, double value) noexcept nogil:
+    # Number of knees below a value: equal for values that may be blended.
+    cdef int64_t i
+    cdef int below = 0
+    for i in range(knees.size):
+        below += value > (knees.at[i] * batch if knees.per_request else knees.at[i])
+    return below
+
+
 cdef bint weighted_value(const CurveArrays* curves, int64_t site, double x, Piece* piece) noexcept nogil:
     # The same with the weight computed first.
     cdef double w, lo, hi
     if not locate(curves, site, x, piece):
         return False
     if piece.left != piece.right:
+        if is_knee_between(&curves.x_knees, curves.batch[site], curves.x[piece.left], curves.x[piece.right]):
+            return False
         w = (x - curves.x[piece.left]) / (curves.x[piece.right] - curves.x[piece.left])
         lo, hi = curves.latency_ms[piece.left], curves.latency_ms[piece.right]
         piece.latency_ms = lo + (hi - lo) * w
@@ -393,17 +412,29 @@ cdef class WholeForwardEngine(NativeEngine):
         """Latency in ms of one decode pass, by the total of KV tokens."""
         return self.single("decode", batch, None, kv)
 
+    def baseline_latency(self, batch, kv):
+        """Latency in ms of the smallest pass that the decode pass of these totals is compared with."""
+        cdef Lookup decode, found
+        status = self.decode(batch, kv, &decode)
+        if status == LOOKUP_OK:
+            status = self.baseline(batch, kv, &decode, &found)
+        return self.answered("decode", True, (batch, None, kv), status, &found)
+
     cdef object single(self, phase, batch, tokens, kv):
         cdef Lookup found
         if phase == "prefill":
             status = self.prefill(batch, tokens, kv, &found)
         else:
             status = self.decode(batch, kv, &found)
+        return self.answered(phase, False, (batch, tokens, kv), status, &found)
+
+    cdef object answered(self, phase, is_baseline, tuple coordinates, int status, const Lookup* found):
+        # The latency of a lookup, counted; raises when it has none.
         if self.coverage is not None:
-            resolution = None if status != LOOKUP_OK else resolution_name(&found)
-            self.coverage.record(phase, False, (batch, tokens, kv), resolution, STATUSES[status])
+            resolution = None if status != LOOKUP_OK else resolution_name(found)
+            self.coverage.record(phase, is_baseline, coordinates, resolution, STATUSES[status])
         if status != LOOKUP_OK:
-            raise self.describe_miss(phase, False, (batch, tokens, kv), STATUSES[status])
+            raise self.describe_miss(phase, is_baseline, coordinates, STATUSES[status])
         return found.latency_ms
 
 
@@ -449,14 +480,17 @@ cdef class DirectEngine(WholeForwardEngine):
     """Strict: answers only from measured support on both sides of a query, without a roofline (section 4).
 
     Parameters as `WholeForwardEngine`; `prefill_over_kv` holds the prefill points as curves over KV tokens. Only genuine
-    points are given.
+    points are given. A `continuous` engine asks the neighbours of a query alone and refuses where one of them ends, so
+    that its answers do not jump there; others step over a neighbour that ends to the next curve.
     """
 
     def __init__(
-        self, prefill_curves, CurveSet prefill_over_kv not None, decode_curves, rungs, describe_miss, coverage=None
+        self, prefill_curves, CurveSet prefill_over_kv not None, decode_curves, rungs, describe_miss, coverage=None,
+        bint continuous=False,
     ):
         super().__init__(prefill_curves, decode_curves, rungs, describe_miss, coverage)
         self.prefill_over_kv = prefill_over_kv
+        self.continuous = continuous
         self.regimes = <int64_t*>malloc((self.decode_curves.arrays.num_sites + 1) * sizeof(int64_t))
         if self.regimes == NULL:
             raise MemoryError
@@ -484,6 +518,8 @@ cdef class DirectEngine(WholeForwardEngine):
         if site < end and curves.second[site] == kv and measured_value(curves, site, tokens, &low):
             answer_one(found, &low)
             return checked(found)
+        if self.continuous:
+            return self.between_neighbours(begin, site, end, b, tokens, kv, found)
         has_low = nearest_below(curves, begin, site, kv, tokens, True, &low)
         has_high = nearest_above(curves, site, end, kv, tokens, True, &high)
         if not (has_low and has_high):
@@ -512,12 +548,14 @@ cdef class DirectEngine(WholeForwardEngine):
         if row >= 0 and measured_value(curves, row, kv, &piece):
             answer_one(found, &piece)
             return checked(found)
+        if self.continuous:
+            return self.between_next_rows(row, b, regime, kv, found)
         # The nearest rows that share a captured graph with the batch; one site holds one decode row.
         for other in range(curves.num_sites):
             if other == row or self.regimes[other] != regime:
                 continue
             distance = fabs(curves.log_batch[other] - log_b)
-            if distance > LOG_GATE:
+            if distance > LOG_GATE or not self.on_one_side(other, b, kv):
                 continue
             if measured_value(curves, other, kv, &piece):
                 keep_nearest(found, distances, distance, &piece)
@@ -531,6 +569,45 @@ cdef class DirectEngine(WholeForwardEngine):
             return NO_SUPPORT
         self.between_rows(b, low[0], high[0], found)
         return checked(found)
+
+    cdef int between_neighbours(
+        self, int64_t begin, int64_t site, int64_t end, double b, double tokens, double kv, Lookup* found
+    ) noexcept nogil:
+        # Between the curves next to the KV tokens, or nothing.
+        cdef const CurveArrays* curves = &self.prefill_curves.arrays
+        cdef Piece low, high
+        if site == begin or site == end or curves.second[site] == kv:
+            return NO_SUPPORT
+        if is_knee_between(&curves.second_knees, b, curves.second[site - 1], curves.second[site]):
+            return NO_SUPPORT
+        if not (measured_value(curves, site - 1, tokens, &low) and measured_value(curves, site, tokens, &high)):
+            return NO_SUPPORT
+        answer_between(
+            found, &low, &high,
+            (kv - curves.second[site - 1]) / (curves.second[site] - curves.second[site - 1]), CROSS_KV,
+        )
+        return checked(found)
+
+    cdef int between_next_rows(self, int64_t row, double b, int64_t regime, double kv, Lookup* found) noexcept nogil:
+        # Between the rows next to the batch, which share its captured graph, or nothing.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        cdef int64_t above = lower_bound(curves.batch, 0, curves.num_sites, b)
+        cdef Piece low, high
+        if row >= 0 or above == 0 or above == curves.num_sites:
+            return NO_SUPPORT
+        if self.regimes[above - 1] != regime or self.regimes[above] != regime:
+            return NO_SUPPORT
+        if not (self.on_one_side(above - 1, b, kv) and self.on_one_side(above, b, kv)):
+            return NO_SUPPORT
+        if not (measured_value(curves, above - 1, kv, &low) and measured_value(curves, above, kv, &high)):
+            return NO_SUPPORT
+        self.between_rows(b, low, high, found)
+        return checked(found)
+
+    cdef bint on_one_side(self, int64_t row, double b, double kv) noexcept nogil:
+        # The same KV total may lie before a knee per request in one batch and beyond it in another.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        return side_of(&curves.x_knees, curves.batch[row], kv) == side_of(&curves.x_knees, b, kv)
 
     cdef void between_rows(self, double b, Piece low, Piece high, Lookup* found) noexcept nogil:
         cdef const CurveArrays* curves = &self.decode_curves.arrays
@@ -642,14 +719,18 @@ cdef class SolAssistedEngine(WholeForwardEngine):
     """Carries measured curves to other coordinates by the roofline of the whole model (section 3).
 
     Parameters as `WholeForwardEngine`; `batch_limit` is the largest collected prefill batch when latency hardly depends
-    on the batch, else None; `prefill_sol` and `decode_sol` are rooflines of the two phases.
+    on the batch, else None; `prefill_sol` and `decode_sol` are rooflines of the two phases. A `continuous` engine takes
+    the same curves wherever they end, and holds the utilisation of their end point beyond, so that its answers do not
+    jump there; others prefer curves that cover the query.
     """
 
     def __init__(
         self, prefill_curves, decode_curves, rungs, batch_limit, PassRoofline prefill_sol not None,
-        PassRoofline decode_sol not None, describe_miss, coverage=None,
+        PassRoofline decode_sol not None, describe_miss, coverage=None, bint continuous=False,
     ):
         super().__init__(prefill_curves, decode_curves, rungs, describe_miss, coverage)
+        self.continuous = continuous
+        self.tail = 1 if continuous else TAIL
         self.batch_limit = 0.0 if batch_limit is None else batch_limit
         self.prefill_sol = prefill_sol
         self.decode_sol = decode_sol
@@ -711,8 +792,8 @@ cdef class SolAssistedEngine(WholeForwardEngine):
             return OUTSIDE_KV
         if not self.bracket(b, &low_row, &high_row):
             return self.scattered(True, b, 0.0, kv, found)
-        low_covers = weighted_value(curves, low_row, kv, &low)
-        high_covers = weighted_value(curves, high_row, kv, &high)
+        low_covers = self.row_at(low_row, b, kv, &low)
+        high_covers = self.row_at(high_row, b, kv, &high)
         if not (low_covers or high_covers):
             return NO_BRACKET
         self.blend(b, low_covers, &low, high_covers, &high, found)
@@ -733,6 +814,15 @@ cdef class SolAssistedEngine(WholeForwardEngine):
                 (b - curves.batch[low.site]) / (curves.batch[high.site] - curves.batch[low.site]), CROSS_BATCH,
             )
         found.resolution = CROSS_BATCH
+
+    cdef bint row_at(self, int64_t row, double b, double kv, Piece* piece) noexcept nogil:
+        # What a row of a bracket says.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        if side_of(&curves.x_knees, curves.batch[row], kv) != side_of(&curves.x_knees, b, kv):
+            return False
+        if weighted_value(curves, row, kv, piece):
+            return True
+        return (self.continuous or is_split(curves, row, kv)) and self.curve_at(True, row, kv, piece)
 
     cdef bint bracket(self, double b, int64_t* low, int64_t* high) noexcept nogil:
         # Rows of the captured graph that a batch off the lattice is padded to.
@@ -779,7 +869,11 @@ cdef class SolAssistedEngine(WholeForwardEngine):
         if own >= 0 and weighted_value(curves, own, x, &piece):
             answer_one(found, &piece)
             return checked(found)
-        nearest_sites(curves, own, is_decode, b, kv, x, found, distances)
+        if own >= 0 and (self.continuous or is_split(curves, own, x)) and self.curve_at(is_decode, own, x, &piece):
+            answer_one(found, &piece)
+            found.resolution = TRANSFERRED
+            return checked(found)
+        nearest_sites(curves, own, is_decode, b, kv, x, self.continuous, found, distances)
         if found.num_pieces == 0:
             return NO_NEAR_SITE
         kept = found.num_pieces
@@ -807,16 +901,31 @@ cdef class SolAssistedEngine(WholeForwardEngine):
         return checked(found)
 
     cdef int curve_at(self, bint is_decode, int64_t site, double x, Piece* piece) noexcept nogil:
-        # A curve at any x: beyond its ends the median utilisation of the last few points is held.
+        # A curve at any x: beyond its ends the median utilisation of the last few points is held, at a knee that of the
+        # point on the same side.
         cdef const CurveArrays* curves = &self.decode_curves.arrays if is_decode else &self.prefill_curves.arrays
-        cdef int64_t low = curves.first[site], high = curves.first[site + 1], point, size = min(high - low, TAIL)
+        cdef int64_t low = curves.first[site], high = curves.first[site + 1], point, size = min(high - low, self.tail)
+        cdef int64_t anchor
         cdef double[3] utilisation
         cdef double sol
-        cdef int count = 0, i
+        cdef int count = 0, i, side
         if weighted_value(curves, site, x, piece):
             return True
+        anchor = -1
+        if curves.x[low] < x < curves.x[high - 1]:
+            size = 1
+            anchor = lower_bound(curves.x, low, high, x)
+            if side_of(&curves.x_knees, curves.batch[site], x) != side_of(
+                &curves.x_knees, curves.batch[site], curves.x[anchor]
+            ):
+                anchor -= 1
+        side = side_of(&curves.x_knees, curves.batch[site], x)
         for i in range(size):
-            point = low + i if x < curves.x[low] else high - size + i
+            point = anchor
+            if anchor < 0:
+                point = low + i if x < curves.x[low] else high - size + i
+            if side_of(&curves.x_knees, curves.batch[site], curves.x[point]) != side:
+                continue
             sol = self.sol_ms(is_decode, curves.batch[site], curves.second[site], curves.x[point])
             if sol > 0.0 and curves.latency_ms[point] > 0.0:
                 utilisation[count] = sol / curves.latency_ms[point]
@@ -844,16 +953,16 @@ cdef object extent(values):
 
 
 cdef void nearest_sites(
-    const CurveArrays* curves, int64_t own, bint is_decode, double b, double second, double x, Lookup* found,
-    double* distances,
+    const CurveArrays* curves, int64_t own, bint is_decode, double b, double second, double x, bint continuous,
+    Lookup* found, double* distances,
 ) noexcept nogil:
     # The nearest sites in (log2 batch, log2 KV); none when all are too far.
     cdef Span span
-    cdef int gate = 0
-    span_of(curves, own, x, gate, &span)
+    cdef int gate = ANY_COVERAGE if continuous else 0
+    span_of(curves, own, b, second, x, gate, &span)
     if not span.any:
         gate = ANY_COVERAGE
-        span_of(curves, own, x, gate, &span)
+        span_of(curves, own, b, second, x, gate, &span)
     choose_sites(curves, own, is_decode, b, second, x, gate, found, distances)
     if found.num_pieces > 0 or not span.any:
         return
@@ -868,15 +977,24 @@ cdef void nearest_sites(
         choose_sites(curves, own, is_decode, b, second, x, gate, found, distances)
 
 
-cdef bint is_candidate(const CurveArrays* curves, int64_t site, int64_t own, double x, int gate) noexcept nogil:
-    return site != own and (gate & ANY_COVERAGE or covers(curves, site, x))
+cdef bint is_candidate(
+    const CurveArrays* curves, int64_t site, int64_t own, double b, double second, double x, int gate
+) noexcept nogil:
+    # A site beyond a knee says nothing of a query before it.
+    if site == own or not (gate & ANY_COVERAGE or covers(curves, site, x)):
+        return False
+    return side_of(&curves.x_knees, curves.batch[site], x) == side_of(&curves.x_knees, b, x) and side_of(
+        &curves.second_knees, curves.batch[site], curves.second[site]
+    ) == side_of(&curves.second_knees, b, second)
 
 
-cdef void span_of(const CurveArrays* curves, int64_t own, double x, int gate, Span* span) noexcept nogil:
+cdef void span_of(
+    const CurveArrays* curves, int64_t own, double b, double second, double x, int gate, Span* span
+) noexcept nogil:
     cdef int64_t site
     span.any = False
     for site in range(curves.num_sites):
-        if not is_candidate(curves, site, own, x, gate):
+        if not is_candidate(curves, site, own, b, second, x, gate):
             continue
         if not span.any:
             span.low[0] = span.high[0] = curves.batch[site]
@@ -897,7 +1015,7 @@ cdef void choose_sites(
     cdef int64_t site
     cdef bint near
     for site in range(curves.num_sites):
-        if not is_candidate(curves, site, own, x, gate):
+        if not is_candidate(curves, site, own, b, second, x, gate):
             continue
         along = curves.log_batch[site] - log_b
         across = 0.0 if is_decode else curves.log_second[site] - log_second

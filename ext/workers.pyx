@@ -239,6 +239,13 @@ cdef class WorkerPool:
         free(self.rank_pointers)
         free(self.workers)
 
+    def warm_prefix_caches(self):
+        """Let every rank cache the prefixes that several requests share, and the placement know."""
+        cdef Rank rank
+        for rank in self.ranks:
+            rank.scheduler.warm_prefix_cache()
+            self.placement.pass_ended(rank.index, rank.scheduler.kv.pool)
+
     cdef int leave_cohorts(self) except -1 nogil:
         """At the end of a run every request shows what it got."""
         cdef int64_t rank

@@ -16,6 +16,7 @@ __all__ = [
     "FpmSdkError",
     "FpmUncoveredError",
     "FrameDecodeError",
+    "InfeasibleMemoryError",
     "LaunchConfigError",
     "MetricsError",
     "MissingCapabilityError",
@@ -52,6 +53,20 @@ class ConfigError(FpmSdkError, ValueError):
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class InfeasibleMemoryError(ConfigError):
+    """A deployment does not fit into the memory of its GPUs, so that nothing is told of its latency.
+
+    `needed_bytes` and `available_bytes` are those of one rank; `smallest_tp` is the smallest tensor-parallel size that
+    fits, None when none does.
+    """
+
+    def __init__(self, message: str, needed_bytes: int, available_bytes: int, smallest_tp: int | None) -> None:
+        super().__init__(message, "tp")
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        self.smallest_tp = smallest_tp
 
 
 class LaunchConfigError(ConfigError):

@@ -1,14 +1,30 @@
-"""Writing a file whole or not at all; not what goes into it."""
+"""Writing a file whole or not at all, and telling a file from its stand-in; not what goes into it."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+_GIT_LFS_POINTER = b"version https://git-lfs"
+
+
+def is_git_lfs_pointer(content: bytes) -> bool:
+    """Whether bytes read from a file are the pointer that a checkout without Git LFS has in its place.
+
+    Parameters
+    ----------
+    content: the file, or its first bytes.
+
+    Example
+    -------
+    >>> is_git_lfs_pointer(b"version https://git-lfs.github.com/spec/v1")
+    True
+    """
+    return content.startswith(_GIT_LFS_POINTER)
 
 
 @contextmanager
@@ -43,7 +59,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         return
     target = Path(os.path.realpath(path))
     # Named by chance alone: threads do not meet, and a long target name fits.
-    draft = target.with_name(f".fpmsdk-{secrets.token_hex(8)}")
+    draft = target.with_name(f".fpmsdk-{os.urandom(8).hex()}")
     try:
         with _blaming(path, draft), open(draft, "xb") as file:
             if mode is not None:
@@ -71,3 +87,10 @@ def _blaming(path: str | os.PathLike[str], draft: Path) -> Iterator[None]:
         if fault.errno is None or fault.filename not in (None, os.fspath(draft)):
             raise
         raise type(fault)(fault.errno, fault.strerror or str(fault), os.fspath(path)) from None
+
+
+def sha256(content: bytes) -> str:
+    """SHA-256 in hexadecimal. `hashlib`, which brings all of OpenSSL, is loaded by the first call and not before."""
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()

@@ -28,7 +28,9 @@ def test_the_links_of_a_page_lead_to_files(page):
     assert broken == []
 
 
-GUIDES = ["README.md", "tune.md", "op-level.md", "replay.md", "scheduler.md", "perf-data.md", "whole-forward.md"]
+GUIDES = [
+    "README.md", "tune.md", "op-level.md", "replay.md", "scheduler.md", "traces.md", "perf-data.md", "whole-forward.md",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GUIDES)

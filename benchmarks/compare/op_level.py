@@ -57,6 +57,13 @@ with open("/proc/self/status") as file:  # getrusage would count the parent's me
     [peak] = [line for line in file if line.startswith("VmHWM")]
 print(seconds, int(peak.split()[1]) / 1024, repr(estimate))
 """
+# What a process holds that has read nothing yet, but can read Parquet: the floor of a start without cached tables.
+FLOOR = """
+import numpy, pyarrow, pyarrow._parquet
+with open("/proc/self/status") as file:
+    [peak] = [line for line in file if line.startswith("VmHWM")]
+print(int(peak.split()[1]) / 1024)
+"""
 PEER_IMPORT = "from aisimulate_core.sdk import RustForwardPassPerfModel as Model"
 OUR_IMPORT = "from fpmsdk import ForwardPassPerfModel as Model"
 
@@ -95,23 +102,23 @@ def compare_config(name: str, config: dict[str, Any], failures: list[str]) -> tu
     for label, count, far, ratio in (("in the grid", NUM_SHAPES, False, 4.0), ("beyond it", NUM_FAR_SHAPES, True, 5.0)):
         iterations = shapes(rng, count, far=far)
         batch = FpmBatch.from_dicts(iterations)
-        answers: dict[str, list[float]] = {}
+        answers: dict[str, Any] = {}
 
-        def ask_peer(items: list[dict[str, Any]] = iterations, into: dict[str, list[float]] = answers) -> None:
+        def ask_peer(items: list[dict[str, Any]] = iterations, into: dict[str, Any] = answers) -> None:
             into["peer"] = list(map(peer.estimate_forward_pass_time_ms, items))
 
-        def ask_ours(items: list[dict[str, Any]] = iterations, into: dict[str, list[float]] = answers) -> None:
+        def ask_ours(items: list[dict[str, Any]] = iterations, into: dict[str, Any] = answers) -> None:
             into["dict"] = list(map(ours.estimate_forward_pass_time_ms, items))
 
-        def ask_columns(columns: FpmBatch = batch, into: dict[str, list[float]] = answers) -> None:
-            into["columns"] = list(ours.estimate_many(columns))
+        def ask_columns(columns: FpmBatch = batch, into: dict[str, Any] = answers) -> None:
+            into["columns"] = ours.estimate_many(columns)
 
         ask_peer()
         ask_ours()
         results.append(compare(f"{name}, {label}", ask_peer, ask_ours, items=count, required=ratio))
         results.append(compare(f"{name}, {label}, columnar", ask_peer, ask_columns, items=count, required=15.0))
         for form in ("dict", "columns"):
-            difference = largest_difference(answers["peer"], answers[form])
+            difference = largest_difference(answers["peer"], list(map(float, answers[form])))
             differences[f"{name}, {label}, {form}"] = difference
             if difference > TOLERANCE:
                 failures.append(f"{name}, {label}, {form}: answers differ by {difference:.3g}")
@@ -153,6 +160,8 @@ def compare_starts(config: dict[str, Any], failures: list[str]) -> dict[str, Any
             runs["ours, cached tables"].append(start(OUR_IMPORT, config, warm))
     seconds = {side: statistics.median(run[0] for run in found) for side, found in runs.items()}
     memory = {side: statistics.median(run[1] for run in found) for side, found in runs.items()}
+    floor = subprocess.run([sys.executable, "-P", "-c", FLOOR], capture_output=True, text=True, check=True).stdout
+    memory["floor: numpy and pyarrow imported"] = float(floor)
     for side, share in (("ours", 0.5), ("ours, cached tables", 0.25)):
         if seconds[side] > share * seconds["peer"]:
             failures.append(f"cold start, {side}: {seconds[side]:.3f} s, more than {share} of {seconds['peer']:.3f} s")

@@ -25,6 +25,12 @@ cdef struct Grid:
     int64_t num_nodes[MAX_GRID_AXES]
     const double* keys[MAX_GRID_AXES]
     const double* log2_keys[MAX_GRID_AXES]
+    const double* log2_least[MAX_GRID_AXES - 1]  # extent of the children of each node
+    const double* log2_most[MAX_GRID_AXES - 1]
+    # Of three axes: extent of the sum of the two inner logarithms below each node of the first. Measured batch times
+    # length ends where memory does, and this is the bound that such a grid has.
+    const double* diagonal_least
+    const double* diagonal_most
     const int64_t* first[MAX_GRID_AXES - 1]
     const double* latency_ms                     # one per node of the last level
     const double* power_w                        # or NULL
@@ -35,22 +41,38 @@ cdef struct Neighbour:
     double squared_distance
     int64_t leaf                                 # position of the measurement
 
+cdef struct KnownLeaf:
+    int64_t leaf
+    int64_t nodes[MAX_GRID_AXES]                 # on the way down to it
+    double sol_ms
+
 cdef struct Search:
     # The nearest measurements so far, ascending in distance; one more than are averaged, for the support radius.
     int count
     Neighbour nearest[NUM_NEIGHBOURS + 1]
+    # Those of the query before, in a series of queries with one roofline: mostly the same again.
+    int num_known
+    KnownLeaf known[NUM_NEIGHBOURS + 1]
     double reach                                 # squared distance beyond which nothing can matter
     bint check_leaves                            # leave out measurements without latency or roofline
+
+
+cdef class PythonSol:
+    # A roofline given as a Python callable, for queries from Python.
+    cdef object roofline_ms, raised
+    cdef int num_axes
 
 
 cdef class GridTable:
     cdef Grid grid
     cdef tuple memory
 
+    cdef PythonSol python_sol(self, coordinates, roofline_ms, double* at)
+
 cdef int grid_query(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
 ) noexcept nogil
-# The same for queries that differ on the last of three axes alone.
+# The same for queries that differ on the last of three axes alone, where they ascend.
 cdef int grid_query_series(
     const Grid* grid, const double* query, const double* last, int count, sol_function sol, const void* params,
     Measurement* answers,

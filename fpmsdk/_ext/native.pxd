@@ -58,6 +58,7 @@ cdef class OpLevelEngine(NativeEngine):
     cdef int generation_step(self, int64_t batch, int64_t position, double* latency_ms, Miss* miss) noexcept nogil
     cdef int mixed_pass(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil
     cdef int price_rank(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil
+    cdef list queries_of(self, const FpmRank* rank)
     cdef object error(self, const Miss* miss)
 
 

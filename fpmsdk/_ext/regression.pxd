@@ -89,3 +89,6 @@ cdef class LinearRegression(Estimator):
     cdef readonly LinearStore contains_locally_mixed
     cdef readonly LinearStore cross_rank_aggregated
     cdef readonly LinearStore pure_prefill
+    cdef bint has_learned[NUM_KINDS]     # since the last view was published
+
+    cdef LinearStore store_of(self, int kind)

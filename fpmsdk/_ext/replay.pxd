@@ -27,6 +27,10 @@ cdef class Replay:
     cdef object request_ids
 
     cdef int64_t[::1] next_turn
+    cdef bint branches
+    cdef int64_t[::1] follower_offsets, followers, session
+    cdef int64_t[::1] num_awaited      # of each request, those that have not ended
+    cdef int64_t[::1] num_left         # of each session, likewise
     cdef double[::1] delay_ms
     cdef int64_t[::1] dp_rank, prefill_dp_rank
     cdef int64_t[::1] output_tokens    # as asked for
@@ -44,6 +48,7 @@ cdef class Replay:
     cdef int64_t _settle_disaggregated(self) except -1 nogil
     cdef int _place(self, WorkerPool pool, int64_t request) except -1 nogil
     cdef int _request_ended(self, int64_t request) except -1 nogil
+    cdef int _branch_ended(self, int64_t request) except -1 nogil
     cdef int _start_next_session(self) except -1 nogil
     cdef int _complete_pass(self, int64_t worker) except -1 nogil
     cdef int _tell_outcome(self, Rank rank) except -1 nogil

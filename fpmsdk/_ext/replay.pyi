@@ -26,6 +26,7 @@ class Replay:
         arrival_ms: NDArray[np.float64],
         next_turn: ArrayLike,
         delay_ms: ArrayLike,
+        followers: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike] | None = None,
         dp_rank: ArrayLike | None = None,
         prefill_dp_rank: ArrayLike | None = None,
         concurrency: int = 0,

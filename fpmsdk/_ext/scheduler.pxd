@@ -29,6 +29,7 @@ cpdef enum Refusal:
     MODEL_LENGTH = 1        # the prompt reaches max_model_len
     KV_CAPACITY = 2         # the prompt needs more blocks than there are
     UNCHUNKED_PROMPT = 3    # chunked prefill is off and the prompt exceeds max_num_batched_tokens
+    KV_GROWTH = 4           # the prompt fits, but not together with what is to be generated
 
 
 cdef struct RequestColumns:
@@ -211,6 +212,8 @@ cdef class Scheduler:
     cdef void _describe(self) noexcept nogil
     cdef Refusal _refusal(self, int64_t request) noexcept nogil
     cdef bint _may_reuse_all(self, int64_t request) noexcept nogil
+    cdef int64_t _longest_sequence(self, int64_t request) noexcept nogil
+    cdef void _cut_output(self, int64_t request) noexcept nogil
     cdef int64_t _num_dropped(self, int64_t request) noexcept nogil
     cdef int64_t _least_first_chunk(self, int64_t request) noexcept nogil
     cdef int _enqueue(self, int64_t request) except -1 nogil

@@ -23,11 +23,15 @@ cdef struct Roofline:
     double memory_ms_per_m
     double memory_ms
 
+cdef struct Tail:
+    double utilisation           # 0.0 where the curve has no usable end
+    double power_w
+
 cdef struct Site:
     Roofline roofline
-    # Utilisation held below and above the curve; 0.0 where the curve has no usable end.
-    double low_utilisation
-    double high_utilisation
+    # Held below and above the curve.
+    Tail low
+    Tail high
 
 
 cdef class GemmTable:
@@ -49,7 +53,7 @@ cdef struct Neighbourhood:
 
 
 cdef class GemmSite:
-    cdef GemmTable table
+    cdef readonly GemmTable table
     cdef Roofline roofline
     cdef int64_t exact           # site with exactly this (n, k), or -1
     cdef int64_t num_neighbourhoods

@@ -97,6 +97,7 @@ cdef class WholeForwardEngine(NativeEngine):
     cdef tuple parts_of(self, const FpmRank* rank)
     cdef object told(self, bint is_decode, const Lookup* found)
     cdef object single(self, phase, batch, tokens, kv)
+    cdef object answered(self, phase, is_baseline, tuple coordinates, int status, const Lookup* found)
     cdef int prefill(self, double b, double tokens, double kv, Lookup* found) noexcept nogil
     cdef int decode(self, double b, double kv, Lookup* found) noexcept nogil
     cdef int baseline(self, double b, double kv, const Lookup* decode, Lookup* found) noexcept nogil
@@ -108,7 +109,13 @@ cdef class WholeForwardEngine(NativeEngine):
 cdef class DirectEngine(WholeForwardEngine):
     cdef readonly CurveSet prefill_over_kv
     cdef int64_t* regimes            # captured graph of each decode row
+    cdef bint continuous
 
+    cdef bint on_one_side(self, int64_t row, double b, double kv) noexcept nogil
+    cdef int between_neighbours(
+        self, int64_t begin, int64_t site, int64_t end, double b, double tokens, double kv, Lookup* found
+    ) noexcept nogil
+    cdef int between_next_rows(self, int64_t row, double b, int64_t regime, double kv, Lookup* found) noexcept nogil
     cdef void between_rows(self, double b, Piece low, Piece high, Lookup* found) noexcept nogil
 
 
@@ -116,6 +123,8 @@ cdef class SolAssistedEngine(WholeForwardEngine):
     cdef readonly PassRoofline prefill_sol
     cdef readonly PassRoofline decode_sol
     cdef double batch_limit          # 0: prefill latency depends on the batch
+    cdef bint continuous
+    cdef int tail                    # end points whose utilisation is held beyond a curve
     cdef double prefill_low[3]
     cdef double prefill_high[3]
     cdef double decode_low[2]
@@ -126,5 +135,6 @@ cdef class SolAssistedEngine(WholeForwardEngine):
     cdef void blend(
         self, double b, bint low_covers, const Piece* low, bint high_covers, const Piece* high, Lookup* found
     ) noexcept nogil
+    cdef bint row_at(self, int64_t row, double b, double kv, Piece* piece) noexcept nogil
     cdef bint bracket(self, double b, int64_t* low, int64_t* high) noexcept nogil
     cdef int curve_at(self, bint is_decode, int64_t site, double x, Piece* piece) noexcept nogil

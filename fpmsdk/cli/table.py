@@ -1,5 +1,6 @@
-"""`fpmsdk table`: look at a whole-forward pair, let it predict its own points, merge pairs."""
+"""`fpmsdk table`: look at a whole-forward pair, let it predict its own points, draw it, merge pairs."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,14 +8,14 @@ import typer
 from rich.table import Table
 
 from fpmsdk.cli.console import JsonOption, number, reports_errors, show
-from fpmsdk.errors import FpmDataError
+from fpmsdk.errors import ConfigError, FpmDataError
 from fpmsdk.perfdb.forward_cells import ForwardCell, ForwardTable, open_forward_table
 from fpmsdk.perfdb.forward_writer import merge_pairs, read_origin
 
 PairArgument = Annotated[Path, typer.Argument(metavar="PAIR", help="The table, a *.parquet file.")]
 
 table = typer.Typer(
-    name="table", help="Whole-forward tables: check, leave-one-out report, merge.", no_args_is_help=True
+    name="table", help="Whole-forward tables: check, leave-one-out report, plot, merge.", no_args_is_help=True
 )
 
 
@@ -59,6 +60,42 @@ def loo(pair: PairArgument, json: JsonOption = False) -> None:
     show({"path": str(pair), "cells": reports}, json, shown)
 
 
+class Phase(StrEnum):
+    """Phases of a table."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class PictureKind(StrEnum):
+    """What a picture shows."""
+
+    CURVES = "curves"
+    HEATMAP = "heatmap"
+
+
+def plot(
+    pair: PairArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The picture, a *.png or *.html file.")],
+    phase: Annotated[Phase, typer.Option(help="Points to draw.")] = Phase.PREFILL,
+    kind: Annotated[
+        PictureKind, typer.Option(help="Latency curves, or a heat map over two axes.")
+    ] = PictureKind.CURVES,
+    cell: Annotated[int, typer.Option(min=0, help="Number of the cell, in the order of `table check`.")] = 0,
+    batch: Annotated[int | None, typer.Option(min=1, help="Draw only this batch.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Draw a cell's measured latencies; needs the extra `plot`."""
+    from fpmsdk.cli.table_plot import draw, picture
+
+    cells = _open(pair).cells
+    if cell >= len(cells):
+        raise ConfigError(f"--cell must be below {len(cells)}, the number of cells of {pair}, found {cell}", "cell")
+    drawn = picture(cells[cell], phase.value, kind.value, batch)
+    draw(drawn, output)
+    show({"path": str(output), "title": drawn.title}, json, f"{output}: {drawn.title}")
+
+
 def merge(
     target: Annotated[Path, typer.Argument(help="The table to add to; created when it does not exist.")],
     sources: Annotated[list[Path], typer.Argument(help="Tables to take rows from, in order.")],
@@ -95,5 +132,5 @@ def _described(cell: ForwardCell) -> dict[str, Any]:
     }
 
 
-for command in (check, loo, merge):
+for command in (check, loo, plot, merge):
     table.command()(reports_errors(command))

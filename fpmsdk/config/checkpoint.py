@@ -5,6 +5,7 @@ Only metadata is read, never weights or code. Source: fpm-interpolation.md secti
 
 import json
 import os
+from functools import lru_cache
 from typing import Any
 
 from fpmsdk.errors import ConfigError
@@ -18,9 +19,7 @@ def check_architecture(model: str, revision: str, architecture: str) -> None:
 
     Raises: `ConfigError` when its `config.json` cannot be had, declares none or another one.
     """
-    config = _read_config(model, revision)
-    if isinstance(config.get("text_config"), dict):
-        config = config | config["text_config"]
+    config = read_checkpoint_config(model, revision)
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str) or not names[0].strip():
         raise ConfigError(f"{_PATH}: config.json of {model!r} declares no architectures", _PATH)
@@ -30,12 +29,15 @@ def check_architecture(model: str, revision: str, architecture: str) -> None:
         )
 
 
-def _read_config(model: str, revision: str) -> dict[str, Any]:
+def read_checkpoint_config(model: str, revision: str) -> dict[str, Any]:
+    """The `config.json` of a pinned checkpoint, its language model's part laid over the rest.
+
+    Raises: `ConfigError` when it cannot be had or is no object.
+    """
     local = os.path.expanduser(model)
     is_local = os.path.exists(local) or os.path.isabs(local) or model.startswith(("./", "../", "~"))
     try:
-        content = _file(os.path.join(local, "config.json")) if is_local else _from_hub(model, revision)
-        config = json.loads(content)
+        config = _parsed(os.path.join(local, "config.json")) if is_local else _from_hub(model, revision)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{_PATH}: cannot verify it: config.json of {model!r} at {revision!r}: {error}; make the pinned checkpoint "
@@ -44,25 +46,32 @@ def _read_config(model: str, revision: str) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise ConfigError(f"{_PATH}: config.json of {model!r} must be a JSON object", _PATH)
-    return config
+    language = config.get("text_config")
+    return config | language if isinstance(language, dict) else config
 
 
-def _file(path: str) -> bytes:
+def _parsed(path: str) -> Any:
+    # Read again only when the file is another one.
+    state = os.stat(path)
+    return _parsed_state(path, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def _parsed_state(path: str, _state: tuple[int, ...]) -> Any:
     with open(path, "rb") as file:
-        return file.read()
+        return json.loads(file.read())
 
 
-def _from_hub(model: str, revision: str) -> bytes:
+def _from_hub(model: str, revision: str) -> Any:
     home = os.environ.get("HF_HOME", os.path.join(os.path.expanduser("~"), ".cache", "huggingface"))
     cache = os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))
     cached = os.path.join(cache, "models--" + model.replace("/", "--"), "snapshots", revision, "config.json")
     if os.path.isfile(cached):
-        return _file(cached)
+        return _parsed(cached)
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise OSError(f"not in the hub cache ({cached}), and HF_HUB_OFFLINE forbids a download")
     import urllib.request
 
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     with urllib.request.urlopen(f"{endpoint}/{model}/resolve/{revision}/config.json", timeout=_TIMEOUT_S) as response:
-        content: bytes = response.read()
-    return content
+        return json.loads(response.read())

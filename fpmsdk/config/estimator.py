@@ -53,6 +53,7 @@ FPM_INTERPOLATION = Record(
     Field("fpm_parquet_path", Nullable(Text()), None, omit_default=True),
     Field("collect_coverage", Flag(), False, omit_default=True),
     Field("unrecorded_quant_modes", ListOf(Choice(("fmha", "comm"))), [], omit_default=True),
+    Field("ragged_edges", Choice(("nearest", "continuous")), "nearest", omit_default=True),
 )
 
 UPDATE_POLICY = Tagged(

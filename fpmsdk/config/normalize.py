@@ -6,15 +6,17 @@ infinities.
 Source: fpm-model.md section 3.3.
 """
 
+import marshal
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fpmsdk.config.checkpoint import check_architecture
 from fpmsdk.config.estimator import SPLINE
 from fpmsdk.config.fields import CONFIG
 from fpmsdk.config.parse import parse_document, parse_text
 from fpmsdk.config.request import expand_request, resolve_request
-from fpmsdk.config.validate import validate
+from fpmsdk.config.validate import check_systems_paths, validate
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 
 if TYPE_CHECKING:
@@ -48,9 +50,50 @@ def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] =
         ...
     fpmsdk.errors.ConfigError: invalid forward-pass config at duplicate field `tp`
     """
-    parsed = check_config(config)
+    document = _document(config)
+    key = _key(document, is_registered)
+    if key in _accepted:
+        known: dict[str, Any] = marshal.loads(_accepted[key])
+        _check_surroundings(known)
+        return known
+    parsed = _checked(document)
     _resolve(parsed, is_registered)
-    return CONFIG.write(parsed)
+    canonical = CONFIG.write(parsed)
+    _remember(key, canonical)
+    return canonical
+
+
+# Sweeps and planners build many models from few configurations. One that was accepted is not read again; what lies
+# outside of it is looked at every time.
+_KEPT = 64
+_accepted: dict[Any, bytes] = {}
+
+
+def _key(document: Any, is_registered: Callable[[str], bool]) -> Any:
+    try:
+        # Format 0 depends on the values alone, not on how their objects are shared.
+        return marshal.dumps(document, 0), is_registered
+    except ValueError:
+        return None  # not only plain values
+
+
+def _remember(key: Any, canonical: dict[str, Any]) -> None:
+    # A relative path of a snapshot means another file from another working directory.
+    if key is None or canonical["estimator_config"].get("state_snapshot") is not None:
+        return
+    try:
+        written = marshal.dumps(canonical)
+    except ValueError:
+        return
+    if len(_accepted) >= _KEPT:
+        _accepted.clear()
+    _accepted[key] = written
+
+
+def _check_surroundings(config: dict[str, Any]) -> None:
+    check_systems_paths(config)
+    if (profile := config["fpm_profile"]) is not None:
+        check_architecture(profile["model"], profile["model_revision"], profile["architecture"])
 
 
 def check_config(config: ConfigInput) -> dict[str, Any]:
@@ -59,12 +102,22 @@ def check_config(config: ConfigInput) -> dict[str, Any]:
     Parameters and errors as `normalize_config`, except that no file is ever needed. The method stays
     `auto`, and non-finite feature weights are floats: use it to read fields, `normalize_config` to store or
     send them.
+
+    Example
+    -------
+    >>> check_config({"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"})["estimation_mode"]
+    'auto'
     """
-    document: Any = config
+    return _checked(_document(config))
+
+
+def _document(config: ConfigInput) -> Any:
     if isinstance(config, str):
-        document = parse_text(config)
-    elif hasattr(config, "document"):
-        document = expand_request(config.document())
+        return parse_text(config)
+    return expand_request(config.document()) if hasattr(config, "document") else config
+
+
+def _checked(document: Any) -> dict[str, Any]:
     parsed = parse_document(document)
     validate(parsed)
     return parsed

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fpmsdk.config.estimator import contextual_defaults
+from fpmsdk.config.estimator import ESTIMATOR_CONFIG, contextual_defaults
 from fpmsdk.config.fields import CONFIG
 from fpmsdk.config.jsontext import JsonFault, read_json
 from fpmsdk.config.schema import SchemaFault
@@ -30,8 +30,8 @@ def parse_document(document: Mapping[str, Any]) -> dict[str, Any]:
         defaults = contextual_defaults(parsed)
         if not defaults:
             return parsed
-        written = document.get("estimator_config", {})
-        return CONFIG.read({**document, "estimator_config": _laid_over(defaults, written)})
+        written = _laid_over(defaults, document.get("estimator_config", {}))
+        return parsed | {"estimator_config": ESTIMATOR_CONFIG.read(written, "estimator_config")}
     except SchemaFault as fault:
         raise _config_error(fault.path, fault.reason) from None
 

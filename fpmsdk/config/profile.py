@@ -5,6 +5,7 @@ Source: fpm-interpolation.md section 6.
 """
 
 import json
+import marshal
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -311,7 +312,7 @@ def _check_topology(deployment: DeploymentProfile, num_experts: int, place: int)
 
 # A sweep builds many models from one profile; profiles cannot be changed, so that they can be shared.
 _KEPT_PROFILES = 64
-_validated_texts: dict[str, FpmModelProfile] = {}
+_known_profiles: dict[bytes, FpmModelProfile] = {}
 
 
 def load_fpm_profile(source: Mapping[str, Any] | str | os.PathLike[str]) -> FpmModelProfile:
@@ -322,14 +323,15 @@ def load_fpm_profile(source: Mapping[str, Any] | str | os.PathLike[str]) -> FpmM
     """
     document: Any = source if isinstance(source, Mapping) else _read(os.fspath(source))
     try:
-        text = json.dumps(document)
-    except (TypeError, ValueError):
-        return _validated(document)  # says what is no JSON
-    if text not in _validated_texts:
-        if len(_validated_texts) >= _KEPT_PROFILES:
-            _validated_texts.clear()
-        _validated_texts[text] = _validated(document)
-    return _validated_texts[text]
+        # Format 0 depends on the values alone, not on how their objects are shared.
+        written = marshal.dumps(document, 0)
+    except ValueError:
+        return _validated(document)  # not only plain values
+    if written not in _known_profiles:
+        if len(_known_profiles) >= _KEPT_PROFILES:
+            _known_profiles.clear()
+        _known_profiles[written] = _validated(document)
+    return _known_profiles[written]
 
 
 def _validated(document: Any) -> FpmModelProfile:

@@ -3,10 +3,12 @@
 The document itself is in `profile.py`. Source: fpm-model.md section 3.3, fpm-interpolation.md sections 4.3 and 6.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fpmsdk.config.checkpoint import check_architecture
+from fpmsdk.config.checkpoint import check_architecture, read_checkpoint_config
 from fpmsdk.config.profile import UNPINNED_VERSIONS, DeploymentProfile, FpmModelProfile, load_fpm_profile
 from fpmsdk.errors import ConfigError
 
@@ -33,6 +35,34 @@ def select_deployment(profile: FpmModelProfile, config: Mapping[str, Any]) -> De
         "or ask for a recorded one",
         "fpm_profile",
     )
+
+
+# The one architecture whose cells are bound to the configuration of their checkpoint.
+_CONFIG_BOUND = "DeepseekV41ForCausalLM"
+
+
+def checkpoint_identity(profile: FpmModelProfile) -> dict[str, str]:
+    """The further identity of cells that are bound to a checkpoint's configuration; empty for other architectures.
+
+    Raises: `ConfigError` unless that configuration keeps its engrams on the GPU and takes text, both in so many words.
+    """
+    if profile.architecture != _CONFIG_BOUND:
+        return {}
+    config = read_checkpoint_config(profile.model, profile.model_revision)
+    for name, needed in (("engram_cpu_offload", False), ("input_modality", "text")):
+        if name not in config or config[name] != needed or type(config[name]) is not type(needed):
+            raise ConfigError(
+                f"fpm_profile.model: config.json of {profile.model!r} must state {name} {needed!r}, found "
+                f"{config.get(name)!r}; only such deployments of {_CONFIG_BOUND} were measured",
+                "fpm_profile.model",
+            )
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return {
+        "model_config_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "execution_profile": "full",
+        "engram_residency": "hbm_tp_sharded",
+        "input_modality": "text",
+    }
 
 
 def apply_profile(config: dict[str, Any], is_registered: Callable[[str], bool]) -> bool:

@@ -4,6 +4,7 @@ Reading checks types, names and shapes and fills defaults; it knows no rule that
 Every fault carries the dotted path of the value as it was written.
 """
 
+import json
 import marshal
 import math
 from collections.abc import Mapping
@@ -230,7 +231,15 @@ class FreeObject(_Scalar):
         """Return a deep copy of the object."""
         if not isinstance(value, Mapping):
             _mismatch(path, "an object", value)
-        copy: dict[str, Any] = Anything().read(value, path)
+        copy: dict[str, Any]
+        try:
+            # The compiled codec copies what is plain JSON already; everything else is looked at value by value.
+            copy = json.loads(json.dumps(value, allow_nan=False))
+            if copy == value:
+                return copy
+        except (TypeError, ValueError, RecursionError):
+            pass
+        copy = Anything().read(value, path)
         return copy
 
 
@@ -264,6 +273,12 @@ class Field:
         self._written_default = self.write(self.default_value()) if omit_default else None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the stored value is always written, and as it is."""
+        kind = self.kind.kind if isinstance(self.kind, Nullable) else self.kind
+        return isinstance(kind, _Scalar) and not self.omit_default
+
+    @property
     def required(self) -> bool:
         """Whether a record without this field is a fault."""
         return self.default is _REQUIRED
@@ -294,6 +309,9 @@ class Record:
         self.sort_keys = sort_keys
         self.open = open
         self._by_key = {key: item for item in fields for key in (item.name, item.alias) if key is not None}
+        self._required = tuple(item.name for item in fields if item.required)
+        # Most fields are scalars that are always written: those are copied without a call.
+        self._written = tuple((item.name, None if item.is_plain else item) for item in fields)
 
     def read(self, value: Any, path: str = "") -> dict[str, Any]:
         """Return every field in table order, defaults filled in."""
@@ -310,9 +328,9 @@ class Record:
             if known.name in given:
                 raise SchemaFault(path, f"duplicate field `{known.name}`")
             given[known.name] = known.kind.read(item, join(path, key))
-        for known in self.fields:
-            if known.required and known.name not in given:
-                raise SchemaFault(path, f"missing field `{known.name}`")
+        for name in self._required:
+            if name not in given:
+                raise SchemaFault(path, f"missing field `{name}`")
         return {
             known.name: given[known.name] if known.name in given else known.default_value() for known in self.fields
         }
@@ -320,10 +338,13 @@ class Record:
     def write(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return the JSON object in table order, fields to be omitted left out."""
         document: dict[str, Any] = {}
-        for known in self.fields:
-            written = known.write(value[known.name])
-            if not known.is_omitted(written):
-                document[known.name] = written
+        for name, known in self._written:
+            written = value[name]
+            if known is not None:
+                written = known.write(written)
+                if known.is_omitted(written):
+                    continue
+            document[name] = written
         return document
 
 

@@ -33,7 +33,13 @@ def installed_systems_roots() -> dict[str, str | None]:
 
 
 def packaged_systems_root() -> str | None:
-    """Return the systems root of the first data package that is installed, or None when there is none."""
+    """Return the systems root of the first data package that is installed, or None when there is none.
+
+    Example
+    -------
+    >>> packaged_systems_root() in (None, *installed_systems_roots().values())
+    True
+    """
     return next(filter(None, installed_systems_roots().values()), None)
 
 

@@ -217,6 +217,11 @@ def _data_sources(config: dict[str, Any]) -> None:
             kind in TRANSFER_KINDS,
             f"transfer_policy has the unknown kind {kind!r}, expected one of {', '.join(TRANSFER_KINDS)}",
         )
+    check_systems_paths(config)
+
+
+def check_systems_paths(config: dict[str, Any]) -> None:
+    """Raise `ConfigError` for an entry of `systems_paths` that is no existing directory."""
     for entry in config["systems_paths"]:
         require(
             os.path.isdir(entry),

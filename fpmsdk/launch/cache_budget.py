@@ -7,10 +7,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fpmsdk.config.profile import DECLARED_FIELDS, MAX_BYTES, CacheGroup, FpmModelProfile, Resources, load_fpm_profile
+from fpmsdk.config.profile import (
+    DECLARED_FIELDS,
+    MAX_BYTES,
+    CacheGroup,
+    DeploymentProfile,
+    FpmModelProfile,
+    Resources,
+    load_fpm_profile,
+)
 from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.config.schema import Choice, Count, Field, Nullable, Number, Record, SchemaFault
-from fpmsdk.errors import ConfigError
+from fpmsdk.errors import ConfigError, InfeasibleMemoryError
 
 _REQUEST = Record(
     Field("total_gpu_capacity_bytes", Count()),
@@ -37,7 +45,8 @@ def estimate_cache_budget(config: Mapping[str, Any], budget: Mapping[str, Any]) 
 
     Raises
     ------
-    ConfigError: the request is malformed, beyond what the profile states, or leaves nothing for the cache.
+    ConfigError: the request is malformed or beyond what the profile states.
+    InfeasibleMemoryError: nothing is left for the cache; tells the bytes and the smallest tp that fits.
     """
     try:
         request = _REQUEST.read(budget)
@@ -48,9 +57,11 @@ def estimate_cache_budget(config: Mapping[str, Any], budget: Mapping[str, Any]) 
     _require(config["backend"] == "vllm" and config["pp"] == 1, "needs backend vllm and pp 1")
     _require(config["nextn"] == 0 and config["speculation"] is None, "takes neither nextn nor speculation")
     profile = load_fpm_profile(config["fpm_profile"])
-    resources = select_deployment(profile, config).resources
+    deployment = select_deployment(profile, config)
+    resources = deployment.resources
     resources.require_memory()
     context = _check_request(request, profile, resources)
+    require_fit(profile, deployment, _usable(request), request["cuda_graph_reserved_bytes"])
     total, breakdown = _total_bytes(request, resources, context)
     per_token = resources.kv_bytes_per_token
     tolerance = request["tolerance_fraction"]
@@ -111,19 +122,17 @@ def _check_request(request: Mapping[str, Any], profile: FpmModelProfile, resourc
     return context
 
 
+def _usable(request: Mapping[str, Any]) -> int:
+    capacity: int = request["total_gpu_capacity_bytes"]
+    fraction: float = request["memory_fraction_value"]
+    return math.floor(capacity * fraction)
+
+
 def _total_bytes(request: Mapping[str, Any], resources: Resources, context: int) -> tuple[int, dict[str, int] | None]:
-    usable = request["total_gpu_capacity_bytes"] * request["memory_fraction_value"]
     graphs = request["cuda_graph_reserved_bytes"]
     if resources.runtime_memory is None:
         parts = dict(zip(DECLARED_FIELDS, (value or 0 for value in resources.declared()), strict=True))
-        needed = sum(parts.values()) + graphs
-        total = math.floor(usable - needed)
-        _require(
-            total >= 1,
-            f"no room for the cache: weights, activations, overheads and CUDA graphs need {needed} bytes, "
-            f"{math.floor(usable)} are available; raise memory_fraction_value or use a larger tp",
-        )
-        return total, parts | {"cuda_graph_reserved_bytes": graphs}
+        return _usable(request) - sum(parts.values()) - graphs, parts | {"cuda_graph_reserved_bytes": graphs}
     memory = resources.runtime_memory
     for name in ("max_num_tokens", "max_batch_size"):
         recorded = getattr(resources, name)
@@ -144,11 +153,82 @@ def _total_bytes(request: Mapping[str, Any], resources: Resources, context: int)
         "memory_fraction_value",
     )
     _require(graphs == 0, "cuda_graph_reserved_bytes must be 0: runtime memory already leaves them out")
-    _require(
-        math.floor(usable) >= memory.kv_cache_bytes,
-        f"the recorded cache needs {memory.kv_cache_bytes} bytes, {math.floor(usable)} are available",
-    )
     return memory.kv_cache_bytes, None
+
+
+# --- what fits ---
+
+# Beyond this size nobody divides the weights of one model.
+_LARGEST_TP = 1024
+
+
+def require_fit(
+    profile: FpmModelProfile, deployment: DeploymentProfile, usable_bytes: int, graph_bytes: int = 0
+) -> None:
+    """Check that a deployment leaves room for its cache.
+
+    Parameters
+    ----------
+    deployment: one of `profile`, with known memory.
+    usable_bytes: what one rank may use of its GPU.
+    graph_bytes: reserved for CUDA graphs.
+
+    Raises
+    ------
+    InfeasibleMemoryError: it does not.
+    """
+    needed = _needed(deployment.resources, graph_bytes)
+    if usable_bytes >= needed:
+        return
+    smallest = _smallest_tp(profile, deployment, usable_bytes, graph_bytes)
+    if smallest is None:
+        advice = "no tensor-parallel size fits; use GPUs with more memory or raise the memory fraction"
+    else:
+        tp, recorded = smallest
+        advice = f"the smallest tensor-parallel size that fits is {tp}" + (
+            "" if recorded else ", if its weights divide evenly; the profile records none"
+        )
+    runtime = deployment.resources.runtime_memory is not None
+    what = "the recorded cache needs" if runtime else "weights, activations, overheads, CUDA graphs and a cache need"
+    raise InfeasibleMemoryError(
+        f"invalid cache budget: tp {deployment.tp} does not fit: {what} {needed} bytes of one rank, {usable_bytes} are "
+        f"available; {advice}",
+        needed,
+        usable_bytes,
+        None if smallest is None else smallest[0],
+    )
+
+
+def _needed(resources: Resources, graph_bytes: int) -> int:
+    # At least one byte is left to the cache.
+    if resources.runtime_memory is not None:
+        return resources.runtime_memory.kv_cache_bytes
+    return sum(value or 0 for value in resources.declared()) + graph_bytes + 1
+
+
+def _smallest_tp(
+    profile: FpmModelProfile, deployment: DeploymentProfile, usable_bytes: int, graph_bytes: int
+) -> tuple[int, bool] | None:
+    # The smallest that the profile records, else by dividing the declared weights; and whether it is recorded.
+    place = (deployment.system, deployment.backend, deployment.backend_version, deployment.worker_type)
+    recorded = [
+        other.tp
+        for other in profile.deployments
+        if (other.system, other.backend, other.backend_version, other.worker_type) == place
+        and other.resources.memory_source != "pending"
+        and usable_bytes >= _needed(other.resources, graph_bytes)
+    ]
+    if recorded:
+        return min(recorded), True
+    weights = deployment.resources.weights_bytes
+    if deployment.resources.memory_source != "declared" or weights is None:
+        return None
+    others, tp = _needed(deployment.resources, graph_bytes) - weights, 2 * deployment.tp
+    while tp <= _LARGEST_TP:
+        if usable_bytes >= others + -(-weights * deployment.tp // tp):
+            return tp, False
+        tp *= 2
+    return None
 
 
 # --- pages ---

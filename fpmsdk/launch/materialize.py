@@ -10,7 +10,8 @@ from typing import Any
 from fpmsdk.config import check_config
 from fpmsdk.config.fields import CONFIG
 from fpmsdk.config.schema import describe
-from fpmsdk.errors import LaunchConfigError, MissingCapabilityError
+from fpmsdk.errors import LaunchConfigError
+from fpmsdk.launch.capacity import derived_capacity
 from fpmsdk.launch.config import EngineLaunchConfig
 from fpmsdk.launch.fields import NATIVE_PROVIDERS
 
@@ -33,9 +34,10 @@ def materialize_engine_launch_config(
     flat, or nests the scheduler fields under `rank`. Sizes that a native timing model implies may be left
     out.
     Returns: every field of the canonical form; a native timing model carries provider `ais` and its canonical
-    configuration; memory fractions are null when the block count is explicit.
+    configuration. Blocks that are not given follow from memory: `num_gpu_blocks`, or for a profile with cache groups
+    `kv_cache_groups` and `kv_cache_capacity_bytes`; memory fractions are null when the block count is explicit.
     Raises: `LaunchConfigError` for arguments that disagree or break a launch rule, `ConfigError` for the
-    timing configuration, `MissingCapabilityError` where the number of KV blocks would have to be estimated.
+    timing configuration, `InfeasibleMemoryError` where nothing is left for the cache.
     Source: engine-and-replay.md section 1.6.
 
     >>> args = {"num_gpu_blocks": 64, "dp_size": 2, "timing_model": {"type": "polynomial"}}
@@ -67,20 +69,21 @@ def materialize_engine_launch_config(
     elif memory and not explicit:
         raise LaunchConfigError(f"{', '.join(memory)}: memory inputs need num_gpu_blocks or a native timing_model")
     _check_parallel(parallel_config, sizes, worker_type)
-    launch = EngineLaunchConfig.from_mapping(
-        {
-            "engine": {**rank, "backend": backend, "worker_type": worker_type},
-            **{name: size for name, size in sizes.items() if size is not None},
-            "startup_time": startup_time,
-            **{name: memory[name] for name in MEMORY_FRACTIONS if name in memory},
-            "cuda_graph_reserved_bytes": None if config is None else _reserved_bytes(memory),
-        }
-    ).to_dict()
+    document = {
+        "engine": {**rank, "backend": backend, "worker_type": worker_type},
+        **{name: size for name, size in sizes.items() if size is not None},
+        "startup_time": startup_time,
+        **{name: memory[name] for name in MEMORY_FRACTIONS if name in memory},
+        "cuda_graph_reserved_bytes": None if config is None else _reserved_bytes(memory),
+    }
+    launch = EngineLaunchConfig.from_mapping(document)
     if config is not None and not explicit:
-        raise MissingCapabilityError(
-            f"this release cannot estimate num_gpu_blocks of {backend} {backend_version} from memory; give it"
-        )
-    return {**launch, **dict.fromkeys(MEMORY_FRACTIONS)}
+        version = config["backend_version"] or backend_version
+        capacity = derived_capacity({**config, "backend_version": version}, rank, memory)
+        engine = {**document["engine"], **capacity}
+        launch = EngineLaunchConfig.from_mapping({**document, "engine": engine, "num_gpu_blocks_is_explicit": False})
+    made = launch.to_dict()
+    return {**made, **dict.fromkeys(MEMORY_FRACTIONS)} if explicit else made
 
 
 def canonical_performance_config(config: Mapping[str, Any], *, worker_type: str) -> dict[str, Any]:

@@ -43,10 +43,23 @@ def _reading(path: str | PathLike[str]) -> Iterator[BinaryIO]:
 def read_frames(path: str | PathLike[str]) -> list[bytes]:
     """Read every frame of a frame file, not yet decoded.
 
+    Parameters
+    ----------
+    path: a frame file, compressed if its name ends in `.gz`.
+
     Raises
     ------
     FrameDecodeError: the file is truncated or its lengths are not those of a frame file; names file, frame and byte.
     OSError: the file cannot be read.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_frames(f"{folder}/run.bin.gz", [b"one frame", b"another"])
+    ...     read_frames(f"{folder}/run.bin.gz")
+    2
+    [b'one frame', b'another']
     """
     with _reading(path) as file:
         data = file.read()
@@ -77,7 +90,17 @@ def _truncated(path: str | PathLike[str], frames: list[bytes], at: int, expected
 
 
 def write_frames(path: str | PathLike[str], frames: Iterable[bytes]) -> int:
-    """Write a frame file, whole or not at all, and return the number of frames."""
+    """Write a frame file, whole or not at all, and return the number of frames; the reverse of `read_frames`.
+
+    Parameters
+    ----------
+    path: the file to make or replace, compressed if its name ends in `.gz`.
+    frames: encoded messages.
+
+    Raises
+    ------
+    OSError: the file cannot be written; what was there before stays.
+    """
     count = 0
     with whole_file(path) as raw:
         # The name in the header of a gzip file would be that of a draft.
@@ -95,6 +118,19 @@ class FpmStream:
     """Messages of a recorder file: JSON lines ``{"received_at_ns": int, "metrics": {...}}``.
 
     Iterating yields (received_at_ns, metrics as a dict) and raises `FrameDecodeError` naming file and line.
+
+    Parameters
+    ----------
+    path: a recorder file, compressed if its name ends in `.gz`.
+
+    Example
+    -------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "recorded.jsonl")
+    ...     _ = file.write_text('{"received_at_ns": 5, "metrics": {"wall_time": 0.01}}')
+    ...     list(FpmStream(file))
+    [(5, {'wall_time': 0.01})]
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -158,6 +194,13 @@ def group_ranks(frames: Iterable[bytes], attention_dp: int) -> list[list[Forward
     ------
     MetricsError: a rank outside 0..attention_dp-1, a rank that reports one iteration twice, or an iteration that
         stays incomplete while later ones are reported.
+
+    Example
+    -------
+    >>> from fpmsdk.metrics import encode_frame
+    >>> ranks = [ForwardPassMetrics(dp_rank=rank, counter_id=1, wall_time=0.01) for rank in (1, 0)]
+    >>> [[rank.dp_rank for rank in iteration] for iteration in group_ranks(map(encode_frame, ranks), attention_dp=2)]
+    [[0, 1]]
     """
     iterations: dict[tuple[str, int], dict[int, ForwardPassMetrics]] = {}
     for position, frame in enumerate(frames):

@@ -14,6 +14,11 @@ class ScheduledRequestMetrics(msgspec.Struct, frozen=True, gc=False):
 
     `extend_lengths` and `past_kv_lengths` list new and cached tokens per scheduled request; Dynamo does not send
     them, estimators with per-request feature axes need them.
+
+    Example
+    -------
+    >>> ScheduledRequestMetrics(num_decode_requests=2, sum_decode_kv_tokens=900).sum_prefill_tokens
+    0
     """
 
     num_prefill_requests: int = 0
@@ -28,7 +33,13 @@ class ScheduledRequestMetrics(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueuedRequestMetrics(msgspec.Struct, frozen=True, gc=False):
-    """Requests that wait and were not executed; decode requests here were preempted."""
+    """Requests that wait and were not executed, lengths in tokens; decode requests here were preempted.
+
+    Example
+    -------
+    >>> QueuedRequestMetrics(num_prefill_requests=1, sum_prefill_tokens=300).num_decode_requests
+    0
+    """
 
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
@@ -73,6 +84,11 @@ def decode_frame(frame: bytes) -> ForwardPassMetrics:
     Raises
     ------
     FrameDecodeError: not MessagePack, truncated, not a map, nested too deeply, or a field of the wrong type.
+
+    Example
+    -------
+    >>> decode_frame(b"\\x81\\xa9wall_time\\xcb?\\x89\\x99\\x99\\x99\\x99\\x99\\x9a").wall_time
+    0.0125
     """
     try:
         return _decoder.decode(frame)
@@ -83,7 +99,17 @@ def decode_frame(frame: bytes) -> ForwardPassMetrics:
 
 
 def encode_frame(metrics: ForwardPassMetrics) -> bytes:
-    """Encode one message, all fields in declared order; per-request lists only when given."""
+    """Encode one message, all fields in declared order; per-request lists only when given.
+
+    Parameters
+    ----------
+    metrics: one iteration on one rank.
+
+    Example
+    -------
+    >>> len(encode_frame(ForwardPassMetrics(worker_id="42")))
+    409
+    """
     message = msgspec.to_builtins(metrics)
     scheduled = message["scheduled_requests"]
     for name in ("extend_lengths", "past_kv_lengths"):

@@ -6,6 +6,9 @@ Knows no field by name; the readers of a model's shape do.
 from collections.abc import Mapping
 from typing import Any
 
+# Beyond all models, and small enough that products of sizes stay numbers that compiled code can hold.
+LARGEST_COUNT = 2**31 - 1
+
 
 class Fields:
     """Typed access to the fields of one object that collects faults instead of raising."""
@@ -19,8 +22,8 @@ class Fields:
         """Record what is wrong with a field."""
         self.faults.append(f"{self.prefix}{field} {reason}")
 
-    def count(self, *spellings: str, required: bool = True, least: int = 1) -> int:
-        """The first spelling that has a value, an integer not below `least`; 0 when there is none."""
+    def count(self, *spellings: str, required: bool = True, least: int = 1, most: int = LARGEST_COUNT) -> int:
+        """The first spelling that has a value, an integer from `least` to `most`; 0 when there is none."""
         given = [name for name in spellings if self.values.get(name) is not None]
         if not given:
             if required:
@@ -30,6 +33,9 @@ class Fields:
         value = self.values[given[0]]
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             self.fault(given[0], f"must be an integer not below {least}, found {value!r}")
+            return 0
+        if value > most:
+            self.fault(given[0], f"must not exceed {most}, found {value}")
             return 0
         return value
 

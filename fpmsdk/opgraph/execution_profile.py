@@ -5,7 +5,6 @@ it lists, so whoever prices with it opens the copy that `copy_retained_files` ma
 Source: fpm-model.md section 3.2.
 """
 
-import hashlib
 import math
 import os
 import stat
@@ -15,9 +14,11 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from fpmsdk import files
 from fpmsdk.config.modes import GEMM_MODES, MOE_MODES
 from fpmsdk.errors import ConfigError
 from fpmsdk.opgraph import ops as kinds
+from fpmsdk.opgraph.config_fields import LARGEST_COUNT
 from fpmsdk.opgraph.ops import Fallback, Op, Overlap
 from fpmsdk.opgraph.quantization import ACCEPTED
 from fpmsdk.opgraph.spec import EngineSpec
@@ -25,7 +26,12 @@ from fpmsdk.opgraph.spec import EngineSpec
 FIELD = "estimator_config.op_level.execution_profile"
 SCHEMA_VERSION = 1
 
-_OPS = {name: kind for name, kind in vars(kinds).items() if isinstance(kind, type) and issubclass(kind, Op)}
+_OPS = {
+    name: kind
+    for name, kind in vars(kinds).items()
+    # What others derive from is no operator itself.
+    if isinstance(kind, type) and issubclass(kind, Op) and not kind.__subclasses__()
+}
 _COMM_MODES = ACCEPTED["comm_quant_mode"]
 _MODES = {
     "kv_cache_dtype": ACCEPTED["kvcache_quant_mode"],
@@ -35,6 +41,17 @@ _MODES = {
     "comm_quant": _COMM_MODES,
     "quant": _COMM_MODES,
     "dtype": _COMM_MODES,
+    "backend": ("trtllm", "sglang", "vllm"),
+    "operation": ("all_reduce", "all_gather", "reduce_scatter", "alltoall"),
+}
+# Counts that may be 0; all others divide something or say how much of it there is.
+_MAY_BE_ZERO = ("window_size", "verify_query_tokens")
+# Fields of the engine record that have no price here: any other value would be priced as this one.
+_UNPRICED: dict[tuple[type[Op], str], Any] = {
+    (kinds.Moe, "moe_backend"): None,
+    (kinds.Moe, "enable_eplb"): False,
+    (kinds.MoeDispatch, "scale_num_tokens"): 1,
+    **{(kind, "dcp_size"): 1 for kind in _OPS.values() if "dcp_size" in kind.__struct_fields__},
 }
 
 
@@ -78,7 +95,7 @@ def load_execution_profile(path: str | Path, sha256: str) -> ExecutionProfile:
         content = Path(path).read_bytes()
     except OSError as fault:
         _refuse(f"{path} cannot be read: {fault.strerror}")
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if files.sha256(content) != sha256:
         _refuse(f"{path} is not the file with the pinned SHA-256 {sha256}")
     try:
         document = msgspec.json.decode(content, type=_Document)
@@ -139,7 +156,7 @@ def copy_retained_files(profile: ExecutionProfile, root: str | Path, destination
             content = source.read_bytes()
         except OSError as fault:
             _refuse(f"retained file {source} cannot be read: {fault.strerror}")
-        if (len(content), hashlib.sha256(content).hexdigest()) != (file.size_bytes, file.sha256):
+        if (len(content), files.sha256(content)) != (file.size_bytes, file.sha256):
             _refuse(f"retained file {source} has changed since the profile was made")
         target = Path(destination, file.path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -174,19 +191,21 @@ def _read_op(document: Any, place: str) -> Op:
         _refuse(f"{place} must be an object with the operator kind as its only key")
     [(name, fields)] = document.items()
     kind = _OPS.get(name)
-    if kind is None or kind in (Op, Fallback):
+    if kind is None or kind is Fallback:
         _refuse(f"{place}: an operator of kind {name!r} cannot be part of a profile")
     place = f"{place}.{name}"
+    if isinstance(fields, dict) and (unknown := set(fields) - set(kind.__struct_fields__)):
+        _refuse(f"{place} has unknown fields: {', '.join(sorted(unknown))}")
     if kind is Overlap and isinstance(fields, dict):
+        if not isinstance(fields.get("name"), str):
+            _refuse(f"{place}.name must be a string, found {fields.get('name')!r}")
         group_a, group_b = (_read_group(fields.get(key), f"{place}.{key}") for key in ("group_a", "group_b"))
-        return Overlap(name=str(fields.get("name")), group_a=group_a, group_b=group_b)
+        return Overlap(name=fields["name"], group_a=group_a, group_b=group_b)
     try:
         op: Op = msgspec.convert(fields, type=kind)
     except msgspec.ValidationError as fault:
         _refuse(f"{place}: {fault}")
-    if unknown := set(fields) - set(kind.__struct_fields__):
-        _refuse(f"{place} has unknown fields: {', '.join(sorted(unknown))}")
-    _check_modes(op, place)
+    _check_values(op, place)
     return op
 
 
@@ -196,14 +215,19 @@ def _read_group(document: Any, place: str) -> tuple[Op, ...]:
     return tuple(_read_op(op, f"{place}[{index}]") for index, op in enumerate(document))
 
 
-def _check_modes(op: Op, place: str) -> None:
+def _check_values(op: Op, place: str) -> None:
     by_kind = MOE_MODES if isinstance(op, kinds.Moe) else GEMM_MODES
     for field in op.__struct_fields__:
         value, accepted = getattr(op, field), by_kind if field == "quant_mode" else _MODES.get(field)
         if accepted is not None and value not in accepted:
             _refuse(f"{place}.{field} {value!r} is unknown; use one of {', '.join(accepted)}")
-        if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < math.inf:
+        if isinstance(value, float) and not 0 <= value < math.inf:
             _refuse(f"{place}.{field} must be finite and not negative, found {value!r}")
+        least = 0 if field in _MAY_BE_ZERO else 1
+        if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= LARGEST_COUNT:
+            _refuse(f"{place}.{field} must be an integer from {least} to {LARGEST_COUNT}, found {value}")
+        if _UNPRICED.get((type(op), field), value) != value:
+            _refuse(f"{place}.{field} {value!r} has no price; leave it {_UNPRICED[type(op), field]!r}")
 
 
 def _check_names(ops: tuple[Op, ...]) -> None:

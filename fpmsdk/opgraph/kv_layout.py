@@ -15,8 +15,13 @@ _ROPE_HEAD_DIM = 64
 
 
 class KvLayers(NamedTuple):
-    """Layers of one kind on one rank; `window_tokens` is what they keep of a sequence, 0 for all of it."""
+    """Layers of one kind on one rank; `window_tokens` is what they keep of a sequence, 0 for all of it.
 
+    `kind` is ``attention`` (keys and values), ``latent`` (their compressed form, not divided by tensor parallelism) or
+    ``convolution`` (the inputs that a short convolution looks back at).
+    """
+
+    kind: str
     num_layers: int
     bytes_per_layer_token: float
     window_tokens: int
@@ -24,7 +29,8 @@ class KvLayers(NamedTuple):
     def bytes_of(self, tokens: int) -> float:
         """Bytes of one sequence.
 
-        >>> KvLayers(2, 100, 8).bytes_of(5), KvLayers(2, 100, 8).bytes_of(50)
+        >>> layers = KvLayers("attention", 2, 100, 8)
+        >>> layers.bytes_of(5), layers.bytes_of(50)
         (1000, 1600)
         """
         held = min(tokens, self.window_tokens) if self.window_tokens else tokens
@@ -62,6 +68,7 @@ def kv_breakdown(model: ModelConfig, precision: Precision, tp: int) -> tuple[KvL
     if model.groups:
         return tuple(
             KvLayers(
+                "attention",
                 group.count,
                 -(-group.kv_heads // tp) * (group.head_size + group.value_size) * CACHE_BYTES[precision.kv_cache],
                 group.window if group.evicts else 0,
@@ -71,7 +78,8 @@ def kv_breakdown(model: ModelConfig, precision: Precision, tp: int) -> tuple[KvL
         )
     layer = kv_bytes_per_layer_token(model, precision, tp)
     windowed, full = model.windowed_layers, model.num_layers - model.windowed_layers
-    parts = (KvLayers(windowed, layer, model.attention_window), KvLayers(full, layer, 0))
+    kind = "latent" if model.family == DEEPSEEK else "attention"
+    parts = (KvLayers(kind, windowed, layer, model.attention_window), KvLayers(kind, full, layer, 0))
     return tuple(part for part in parts if part.num_layers)
 
 

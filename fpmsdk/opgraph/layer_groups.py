@@ -3,7 +3,6 @@
 Reads the layout that a checkpoint declares; the operators of a group are built in `hybrid.py` and `nas.py`.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
@@ -12,6 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fpmsdk.opgraph.config_fields import Fields
+
+# Multiples of the hidden size.
+_WIDEST_FFN = 1024
 
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
@@ -223,8 +225,8 @@ def _block(fields: Fields, place: str, block: Any, shape: dict[str, int]) -> tup
     parts = Fields(block if isinstance(block, dict) else {}, f"{place}.", fields.faults)
     attention, ffn = parts.mapping("attention"), parts.mapping("ffn")
     multiplier = ffn.get("ffn_mult", 3.5)
-    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or not 0 < multiplier < math.inf:
-        parts.fault("ffn.ffn_mult", f"must be a positive number, found {multiplier!r}")
+    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or not 0 < multiplier <= _WIDEST_FFN:
+        parts.fault("ffn.ffn_mult", f"must be a positive number not beyond {_WIDEST_FFN}, found {multiplier!r}")
         multiplier = 0
     inter_size = 0 if ffn.get("no_op") else _rounded_inter_size(multiplier, shape["hidden_size"])
     if attention.get("no_op"):

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fpmsdk.errors import ConfigError, UnsupportedModelError
+from fpmsdk.errors import ConfigError, InfeasibleMemoryError, UnsupportedModelError
 from fpmsdk.opgraph.architectures import ARCHITECTURES, DEEPSEEK, GEMMA4, LLAMA, MOE, MUSE, STEP
 from fpmsdk.opgraph.deployment import Deployment
 from fpmsdk.opgraph.kv_layout import kv_bytes_per_sequence, kv_tokens
 from fpmsdk.opgraph.model_config import ModelConfig
 from fpmsdk.opgraph.quantization import MODES
-from fpmsdk.opgraph.spec import EngineSpec
+from fpmsdk.opgraph.spec import EngineSpec, build_graph
 
 MIB = 1 << 20
 
@@ -128,52 +128,160 @@ def estimate_kv_cache(
 
     Raises
     ------
-    ConfigError: a fraction of the wrong kind or out of range, or no memory left for the cache.
+    ConfigError: a fraction of the wrong kind or out of range.
+    InfeasibleMemoryError: no memory is left for the cache; tells the bytes and the smallest tp that fits.
     UnsupportedModelError: a tensor-parallel size without memory measurements.
     """
     check_request(deployment.backend, request)
-    precision, tp = spec.precision, deployment.tp
-    sglang = deployment.backend == "sglang"
-    weights = weight_bytes(model, deployment, spec)
-    activations = _activation_bytes(model, deployment, request.max_num_tokens)
-    runtime = system.runtime_bytes * (1.2 if sglang else 1.0)
-    comm = system.comm_bytes.get(min(tp, _LARGEST_MEASURED_TP))
-    if comm is None:
-        raise UnsupportedModelError(
-            f"tp {tp} has no communication memory measurement; measured sizes are "
-            f"{', '.join(map(str, sorted(system.comm_bytes)))}",
-            "tp",
-        )
     capacity = system.capacity_bytes if request.capacity_bytes is None else request.capacity_bytes
     if capacity <= 0:
         raise ConfigError(f"the GPU capacity must be positive, found {capacity}", "capacity_bytes")
-
-    fixed = weights + request.reserved_bytes + request.cuda_graph_reserved_bytes
-    fraction = request.memory_fraction_value
-    if sglang:
-        # The pool is measured after the runtime is set up, and leaves activations to the rest.
-        budget = (capacity - runtime - comm) * fraction - fixed
-    elif FRACTION_KINDS[deployment.backend] == "of_free":
-        budget = (capacity - fixed - activations - runtime - comm) * fraction
-    else:
-        budget = capacity * fraction - (fixed + activations + runtime + comm)
+    rank = _RankMemory.of(model, deployment, spec, system, request)
+    if rank.budget(capacity, request) <= 0:
+        raise _infeasible(model, deployment, system, request, capacity, rank)
+    precision, tp = spec.precision, deployment.tp
     return size_cache(
         request,
         capacity=capacity,
-        budget=budget,
+        budget=rank.budget(capacity, request),
         per_token=kv_bytes_per_sequence(model, precision, tp, 1),
         tokens_of=lambda available: kv_tokens(model, precision, tp, available),
         kvcache_quant_mode=precision.kv_cache,
         source="native",
         breakdown=MemoryBreakdown(
-            int(weights),
-            int(activations),
-            int(runtime),
-            int(comm),
+            int(rank.weights),
+            int(rank.activations),
+            int(rank.runtime),
+            int(rank.comm),
             request.reserved_bytes,
             request.cuda_graph_reserved_bytes,
         ),
     )
+
+
+class _RankMemory(NamedTuple):
+    """Bytes of one rank that are not cache, by the rules of its backend."""
+
+    backend: str
+    weights: float
+    activations: float
+    runtime: float
+    comm: int
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, deployment: Deployment, spec: EngineSpec, system: SystemMemory, request: MemoryRequest
+    ) -> "_RankMemory":
+        weights = weight_bytes(model, deployment, spec)
+        activations = _activation_bytes(model, deployment, request.max_num_tokens)
+        comm = system.comm_bytes.get(min(deployment.tp, _LARGEST_MEASURED_TP))
+        if comm is None:
+            raise UnsupportedModelError(
+                f"tp {deployment.tp} has no communication memory measurement; measured sizes are "
+                f"{', '.join(map(str, sorted(system.comm_bytes)))}",
+                "tp",
+            )
+        runtime = system.runtime_bytes * (1.2 if deployment.backend == "sglang" else 1.0)
+        return cls(deployment.backend, weights, activations, runtime, comm)
+
+    def budget(self, capacity: int, request: MemoryRequest) -> float:
+        """Bytes left for the cache."""
+        fixed = self.weights + request.reserved_bytes + request.cuda_graph_reserved_bytes
+        fraction = request.memory_fraction_value
+        if self.backend == "sglang":
+            # The pool is measured after the runtime is set up, and leaves activations to the rest.
+            return (capacity - self.runtime - self.comm) * fraction - fixed
+        if FRACTION_KINDS[self.backend] == "of_free":
+            return (capacity - fixed - self.activations - self.runtime - self.comm) * fraction
+        return capacity * fraction - (fixed + self.activations + self.runtime + self.comm)
+
+    def needed(self, request: MemoryRequest) -> int:
+        """Bytes that must be available for one byte of cache."""
+        overhead = self.runtime + self.comm
+        overhead = overhead * request.memory_fraction_value if self.backend == "sglang" else overhead + self.activations
+        return math.floor(self.weights + request.reserved_bytes + request.cuda_graph_reserved_bytes + overhead) + 1
+
+
+def _infeasible(
+    model: ModelConfig,
+    deployment: Deployment,
+    system: SystemMemory,
+    request: MemoryRequest,
+    capacity: int,
+    rank: _RankMemory,
+) -> InfeasibleMemoryError:
+    of_free = FRACTION_KINDS[deployment.backend] == "of_free"
+    available = capacity if of_free else math.floor(capacity * request.memory_fraction_value)
+    needed = rank.needed(request)
+
+    def fits(larger: Deployment, spec: EngineSpec) -> bool:
+        return _RankMemory.of(model, larger, spec, system, request).budget(capacity, request) > 0
+
+    smallest = _smallest_tp(model, deployment, fits)
+    advice = (
+        "no tensor-parallel size of the model fits; raise the fraction, lower max_num_tokens or use larger GPUs"
+        if smallest is None
+        else f"the smallest tensor-parallel size that fits is {smallest}"
+    )
+    return InfeasibleMemoryError(
+        f"{model.name} at tp {deployment.tp} leaves no memory for the KV cache: one rank needs {needed} bytes, "
+        f"{available} are available; {advice}",
+        needed,
+        available,
+        smallest,
+    )
+
+
+def require_weights_fit(model: ModelConfig, deployment: Deployment, spec: EngineSpec, capacity_bytes: int) -> None:
+    """Check that the weights of one rank leave room on its GPU.
+
+    Parameters
+    ----------
+    spec: `build_graph` of the same model and deployment.
+    capacity_bytes: memory of one GPU.
+
+    Raises
+    ------
+    InfeasibleMemoryError: they do not; tells the bytes and the smallest tp that fits.
+    """
+    weights = weight_bytes(model, deployment, spec)
+    if weights < capacity_bytes:
+        return
+    smallest = _smallest_tp(
+        model, deployment, lambda larger, graph: weight_bytes(model, larger, graph) < capacity_bytes
+    )
+    size = "no tensor-parallel size fits" if smallest is None else f"the smallest tensor-parallel size is {smallest}"
+    raise InfeasibleMemoryError(
+        f"{model.name} at tp {deployment.tp} does not fit: the weights of one rank need {int(weights)} bytes, "
+        f"{capacity_bytes} are available; {size}",
+        int(weights),
+        capacity_bytes,
+        smallest,
+    )
+
+
+def _smallest_tp(
+    model: ModelConfig, deployment: Deployment, fits: Callable[[Deployment, EngineSpec], bool]
+) -> int | None:
+    tp = 2 * deployment.tp
+    while tp <= model.num_heads:
+        larger = msgspec.structs.replace(deployment, tp=tp)
+        if model.is_moe:
+            # Experts are divided as far as attention is: by tensor when they were, else by expert.
+            grown = tp // deployment.tp
+            by_tensor = deployment.moe_tp > 1 or deployment.moe_ep == 1
+            larger = msgspec.structs.replace(
+                larger,
+                moe_tp_size=deployment.moe_tp * (grown if by_tensor else 1),
+                moe_ep_size=deployment.moe_ep * (1 if by_tensor else grown),
+            )
+        try:
+            if fits(larger, build_graph(model, larger, lambda _kind, _table: ())):
+                return tp
+        except UnsupportedModelError:
+            pass  # the model cannot be divided so
+        tp *= 2
+    return None
 
 
 def weight_bytes(model: ModelConfig, deployment: Deployment, spec: EngineSpec) -> float:

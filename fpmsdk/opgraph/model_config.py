@@ -6,6 +6,7 @@ interpreted in `precision.py`. Source: op-level.md section 4.1.
 
 import importlib.util
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from fpmsdk.errors import ModelConfigError, UnsupportedModelError
+from fpmsdk.files import is_git_lfs_pointer
 from fpmsdk.opgraph.architectures import (
     DEEPSEEK,
     GEMMA4,
@@ -38,6 +40,9 @@ _HEAD_SIZE = ("head_dim", "attention_head_dim")
 _TOPK = ("num_experts_per_tok", "top_k_experts", "moe_top_k")
 _EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 _EXPERT_SIZE = ("moe_intermediate_size", "intermediate_size")
+
+# Layouts are read layer by layer, so the number of layers must not be a way to stop a process.
+_MOST_LAYERS = 100_000
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,16 +174,30 @@ def _bundles(search: Sequence[str | Path]) -> list[Path]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    repeated: list[str] = []
+
+    def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = Counter(name for name, _ in pairs)
+        repeated.extend(f"{name} is given {count} times" for name, count in names.items() if count > 1)
+        return dict(pairs)
+
     try:
-        document = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        if is_git_lfs_pointer(content):
+            raise ModelConfigError(str(path), ["a Git LFS pointer, not the file; run `git lfs pull` in that checkout"])
+        document = json.loads(content, object_pairs_hook=as_object)
     except FileNotFoundError:
         raise ModelConfigError(str(path), ["the file does not exist"]) from None
     except OSError as fault:
         raise ModelConfigError(str(path), [f"the file cannot be read: {fault.strerror}"]) from fault
-    except ValueError as fault:
+    except ModelConfigError:
+        raise
+    except (ValueError, RecursionError) as fault:
         raise ModelConfigError(str(path), [f"not a JSON document: {fault}"]) from None
     if not isinstance(document, dict):
         raise ModelConfigError(str(path), [f"must be an object, found {type(document).__name__}"])
+    if repeated:
+        raise ModelConfigError(str(path), repeated)
     return document
 
 
@@ -192,6 +211,8 @@ def parse_model_config(
     faults: list[str] = []
     architecture = _architecture_name(config, faults)
     if not architecture:
+        # What every family needs is looked for all the same, so that one reading finds all of it.
+        _shape(Fields(language_config(dict(config)), "", faults), Architecture(family=""))
         raise ModelConfigError(path, faults)
     entry = find_architecture(architecture)
 
@@ -249,7 +270,7 @@ def _architecture_name(config: Mapping[str, Any], faults: list[str]) -> str:
 
 def _shape(fields: Fields, entry: Architecture) -> dict[str, int]:
     shape = {
-        "num_layers": fields.count("num_hidden_layers"),
+        "num_layers": fields.count("num_hidden_layers", most=_MOST_LAYERS),
         "hidden_size": fields.count("hidden_size"),
         "num_heads": fields.count("num_attention_heads"),
         # Blocks of a searched architecture have their own.

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fpmsdk.errors import ConfigError, ModelConfigError
+import msgspec
+
+from fpmsdk.errors import ConfigError, InfeasibleMemoryError, ModelConfigError
 from fpmsdk.opgraph.deployment import Deployment
 from fpmsdk.opgraph.memory import KvCacheEstimate, MemoryRequest, check_request, size_cache
 from fpmsdk.opgraph.model_config import language_config, read_raw_config
@@ -23,6 +25,7 @@ class Geometry(NamedTuple):
     """Sizes of a model, zeros where they do not apply; `latent` counts the cached elements of latent attention."""
 
     layers: int
+    heads: int
     kv_heads: int
     head_size: int
     latent: int
@@ -52,7 +55,8 @@ def estimate_kv_cache_naively(
 
     Raises
     ------
-    ConfigError: no capacity, a reservation out of range, or no memory left.
+    ConfigError: no capacity, a reservation out of range or of nothing.
+    InfeasibleMemoryError: the weights alone do not fit; tells the bytes and the smallest tp that fits.
     ModelConfigError: the configuration lacks a size that the estimate needs; all of them are listed.
     """
     check_request(deployment.backend, request)
@@ -63,10 +67,12 @@ def estimate_kv_cache_naively(
     shape = geometry(language_config(read_raw_config(model, search)), model)
     per_layer = _kv_bytes_per_layer(shape, deployment.tp)
     occupied = _weight_bytes(shape, deployment) + request.cuda_graph_reserved_bytes
+    if occupied >= request.capacity_bytes:
+        raise _infeasible(model, shape, deployment, request, request.capacity_bytes, occupied)
     return size_cache(
         request,
         capacity=request.capacity_bytes,
-        budget=max(request.capacity_bytes - occupied, 0.0) * reservation,
+        budget=(request.capacity_bytes - occupied) * reservation,
         per_token=per_layer * shape.layers,
         tokens_of=_capacity(shape, per_layer),
         kvcache_quant_mode=None,
@@ -106,6 +112,7 @@ def geometry(config: Mapping[str, Any], model: str) -> Geometry:
     window, windowed_layers = _window(config, layers)
     shape = Geometry(
         layers=layers,
+        heads=heads,
         kv_heads=kv_heads,
         head_size=_first(config, "head_dim", "attention_head_dim") or (hidden // heads if heads else 0),
         latent=latent_rank + rope if latent_rank and rope else 0,
@@ -159,6 +166,27 @@ def _weight_bytes(geometry: Geometry, deployment: Deployment) -> int:
         return (always + layers * 3 * hidden * geometry.inter) * geometry.dtype_bytes // (tp * pp)
     experts = geometry.experts * 3 * hidden * geometry.expert_inter // (deployment.moe_tp * deployment.moe_ep)
     return always * geometry.dtype_bytes // (tp * pp) + layers * experts * geometry.dtype_bytes // pp
+
+
+def _infeasible(
+    model: str, shape: Geometry, deployment: Deployment, request: MemoryRequest, capacity: int, occupied: int
+) -> InfeasibleMemoryError:
+    smallest, tp = None, 2 * deployment.tp
+    while smallest is None and shape.heads >= tp:
+        larger = msgspec.structs.replace(deployment, tp=tp)
+        if shape.experts:
+            larger = msgspec.structs.replace(larger, moe_tp_size=tp // deployment.tp * deployment.moe_tp)
+        if _weight_bytes(shape, larger) + request.cuda_graph_reserved_bytes < capacity:
+            smallest = tp
+        tp *= 2
+    advice = "no tensor-parallel size fits" if smallest is None else f"the smallest tensor-parallel size is {smallest}"
+    return InfeasibleMemoryError(
+        f"{model} at tp {deployment.tp} leaves no memory for the KV cache: one rank needs {occupied + 1} bytes, "
+        f"{capacity} are available; {advice}",
+        occupied + 1,
+        capacity,
+        smallest,
+    )
 
 
 def _capacity(geometry: Geometry, per_layer: int) -> Callable[[float], int]:

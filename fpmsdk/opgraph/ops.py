@@ -12,7 +12,7 @@ from fpmsdk.opgraph.quantization import MODES
 
 
 class Op(msgspec.Struct, frozen=True):
-    """One operator; `scale_factor` multiplies its latency, usually by the number of layers."""
+    """One operator."""
 
     name: str
 
@@ -38,10 +38,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class Embedding(Op, frozen=True, kw_only=True):
-    """Embedding lookup; bounded by memory."""
+class Scaled(Op, frozen=True, kw_only=True):
+    """An operator that is repeated; `scale_factor` multiplies its latency, usually by the number of layers."""
 
     scale_factor: float
+
+
+class Embedding(Scaled, frozen=True, kw_only=True):
+    """Embedding lookup; bounded by memory."""
+
     vocab_size: int
     hidden_size: int
     quant_mode: str = "bfloat16"
@@ -53,19 +58,17 @@ class Embedding(Op, frozen=True, kw_only=True):
         return self.vocab_size * self.hidden_size * MODES[self.quant_mode].bytes_per_element * self.scale_factor
 
 
-class Elementwise(Op, frozen=True, kw_only=True):
+class Elementwise(Scaled, frozen=True, kw_only=True):
     """Normalisation, activation and other passes over the activations; bounded by memory."""
 
-    scale_factor: float
     bytes_per_token: float
     scale_num_tokens: int = 1
     seq_split: int = 1
 
 
-class Gemm(Op, frozen=True, kw_only=True):
+class Gemm(Scaled, frozen=True, kw_only=True):
     """A linear layer: tokens x `k` times `k` x `n`."""
 
-    scale_factor: float
     n: int
     k: int
     quant_mode: str
@@ -80,10 +83,9 @@ class Gemm(Op, frozen=True, kw_only=True):
         return self.n * self.k * MODES[self.quant_mode].bytes_per_element * self.scale_factor
 
 
-class ContextAttention(Op, frozen=True, kw_only=True):
+class ContextAttention(Scaled, frozen=True, kw_only=True):
     """Attention of new tokens over themselves and their prefix; heads are those of one rank."""
 
-    scale_factor: float
     n: int
     n_kv: int
     head_size: int
@@ -97,10 +99,9 @@ class ContextAttention(Op, frozen=True, kw_only=True):
     dcp_size: int = 1
 
 
-class GenerationAttention(Op, frozen=True, kw_only=True):
+class GenerationAttention(Scaled, frozen=True, kw_only=True):
     """Attention of one new token per request over its cache; heads are those of one rank."""
 
-    scale_factor: float
     n: int
     n_kv: int
     head_size: int
@@ -113,20 +114,18 @@ class GenerationAttention(Op, frozen=True, kw_only=True):
     dcp_size: int = 1
 
 
-class CustomAllReduce(Op, frozen=True, kw_only=True):
+class CustomAllReduce(Scaled, frozen=True, kw_only=True):
     """The engine's own all-reduce inside the tensor-parallel group."""
 
-    scale_factor: float
     hidden_size: int
     tp_size: int
     quant: str = "half"
     seq_split: int = 1
 
 
-class Nccl(Op, frozen=True, kw_only=True):
+class Nccl(Scaled, frozen=True, kw_only=True):
     """A library collective over `num_gpus` ranks; `hidden_size` counts elements per token."""
 
-    scale_factor: float
     hidden_size: float
     num_gpus: int
     dtype: str
@@ -134,19 +133,17 @@ class Nccl(Op, frozen=True, kw_only=True):
     seq_split: int = 1
 
 
-class P2P(Op, frozen=True, kw_only=True):
+class P2P(Scaled, frozen=True, kw_only=True):
     """Activations sent from one pipeline stage to the next."""
 
-    scale_factor: float
     pp_size: int
     hidden_size: int
     seq_split: int = 1
 
 
-class Moe(Op, frozen=True, kw_only=True):
+class Moe(Scaled, frozen=True, kw_only=True):
     """Expert computation of one MoE layer."""
 
-    scale_factor: float
     hidden_size: int
     inter_size: int
     topk: int
@@ -171,10 +168,9 @@ class Moe(Op, frozen=True, kw_only=True):
         return stored * self.scale_factor
 
 
-class MoeDispatch(Op, frozen=True, kw_only=True):
+class MoeDispatch(Scaled, frozen=True, kw_only=True):
     """Communication before (`pre_dispatch`) or after the experts of one MoE layer."""
 
-    scale_factor: float
     hidden_size: int
     topk: int
     num_experts: int
@@ -193,10 +189,9 @@ class MoeDispatch(Op, frozen=True, kw_only=True):
     scale_num_tokens: int = 1
 
 
-class ContextMla(Op, frozen=True, kw_only=True):
+class ContextMla(Scaled, frozen=True, kw_only=True):
     """Latent attention of new tokens, without the projections around it."""
 
-    scale_factor: float
     num_heads: int
     kv_cache_dtype: str
     fmha_quant_mode: str
@@ -204,31 +199,17 @@ class ContextMla(Op, frozen=True, kw_only=True):
     dcp_size: int = 1
 
 
-class GenerationMla(Op, frozen=True, kw_only=True):
+class GenerationMla(Scaled, frozen=True, kw_only=True):
     """Latent attention of one new token per request, without the projections around it."""
 
-    scale_factor: float
     num_heads: int
     kv_cache_dtype: str
     dcp_size: int = 1
 
 
-class MlaModuleContext(Op, frozen=True, kw_only=True):
-    """A whole latent-attention module on new tokens, projections included."""
+class MlaModule(Scaled, frozen=True, kw_only=True):
+    """A whole latent-attention module, projections included."""
 
-    scale_factor: float
-    num_heads: int
-    kv_cache_dtype: str
-    fmha_quant_mode: str
-    gemm_quant_mode: str
-    native_num_heads: int
-    dcp_size: int = 1
-
-
-class MlaModuleGeneration(Op, frozen=True, kw_only=True):
-    """A whole latent-attention module on one new token per request."""
-
-    scale_factor: float
     num_heads: int
     kv_cache_dtype: str
     fmha_quant_mode: str
@@ -237,10 +218,17 @@ class MlaModuleGeneration(Op, frozen=True, kw_only=True):
     dcp_size: int = 1
 
 
-class MlaBmm(Op, frozen=True, kw_only=True):
+class MlaModuleContext(MlaModule, frozen=True, kw_only=True):
+    """The module on new tokens."""
+
+
+class MlaModuleGeneration(MlaModule, frozen=True, kw_only=True):
+    """The module on one new token per request."""
+
+
+class MlaBmm(Scaled, frozen=True, kw_only=True):
     """Absorbed up-projection before (`is_pre`) or after latent attention in decode."""
 
-    scale_factor: float
     num_heads: int
     quant_mode: str
     is_pre: bool

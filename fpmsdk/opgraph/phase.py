@@ -5,7 +5,7 @@ What the families share; the order and shapes of a family's graph are in its own
 
 import copy
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from fpmsdk.opgraph.deployment import Deployment
 from fpmsdk.opgraph.kv_layout import kv_bytes_per_layer_token
@@ -144,32 +144,25 @@ class Phase:
     ) -> ContextAttention | GenerationAttention:
         """Attention with `n_kv` key-value heads on this rank; `heads` defaults to the model's."""
         n = self.model.num_heads // self.deployment.tp if heads is None else heads
+        shared: dict[str, Any] = {
+            "name": f"{self.name}_attention",
+            "scale_factor": scale,
+            "n": n,
+            "n_kv": n_kv,
+            "head_size": head_size,
+            "window_size": window,
+            "kv_cache_dtype": self.precision.kv_cache,
+            "use_qk_norm": use_qk_norm,
+        }
         if self.is_context:
             return ContextAttention(
-                name="context_attention",
-                scale_factor=scale,
-                n=n,
-                n_kv=n_kv,
-                head_size=head_size,
-                window_size=window,
-                kv_cache_dtype=self.precision.kv_cache,
+                **shared,
                 fmha_quant_mode=self.precision.fmha,
-                use_qk_norm=use_qk_norm,
                 cp_size=cp_size,
                 lane_order=self._lanes("ContextAttention", "context_attention_perf"),
                 apply_rope=apply_rope,
             )
-        return GenerationAttention(
-            name="generation_attention",
-            scale_factor=scale,
-            n=n,
-            n_kv=n_kv,
-            head_size=head_size,
-            window_size=window,
-            kv_cache_dtype=self.precision.kv_cache,
-            lane_order=self._lanes("GenerationAttention", "generation_attention_perf"),
-            use_qk_norm=use_qk_norm,
-        )
+        return GenerationAttention(**shared, lane_order=self._lanes("GenerationAttention", "generation_attention_perf"))
 
     def grouped_attention(self, scale: float, *, window: int = 0) -> ContextAttention | GenerationAttention:
         """Grouped-query attention as the model declares it, in `scale` layers."""

@@ -3,12 +3,12 @@
 Assembles and identifies; families build the operators. Source: op-level.md sections 4.4 and 4.5.
 """
 
-import hashlib
 import json
 from typing import Any
 
 import msgspec
 
+from fpmsdk.files import sha256
 from fpmsdk.opgraph.architectures import DEEPSEEK, GEMMA4, HYBRID_MOE, LLAMA, MOE, MUSE, NAS, STEP
 from fpmsdk.opgraph.deepseek import deepseek_ops
 from fpmsdk.opgraph.deployment import Deployment
@@ -74,7 +74,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
         spec["engine"] = _without_locations(spec["engine"])
         document = {"digest_version": DIGEST_VERSION, "spec": spec}
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return sha256(text.encode())
 
 
 def build_graph(model: ModelConfig, deployment: Deployment, lanes: LaneOrder) -> EngineSpec:

@@ -11,7 +11,7 @@ Importing this package reads no file and loads no Parquet or YAML library.
 from fpmsdk.perfdb.database import PerfDatabase, open_database
 from fpmsdk.perfdb.hardware import SystemSpec
 from fpmsdk.perfdb.roots import SystemsRoot, open_root
-from fpmsdk.perfdb.slices import Slice, Table
+from fpmsdk.perfdb.slices import Slice, Table, first_seen
 from fpmsdk.perfdb.sources import Source
 from fpmsdk.perfdb.tables import LOW_LATENCY_KERNEL, SCHEMAS
 from fpmsdk.perfdb.versions import ResolvedVersion
@@ -26,6 +26,7 @@ __all__ = [
     "SystemSpec",
     "SystemsRoot",
     "Table",
+    "first_seen",
     "open_database",
     "open_root",
 ]

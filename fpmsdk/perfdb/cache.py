@@ -6,7 +6,6 @@ Every fault of the cache, from a full disk to a damaged file, means a miss and n
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import os
 import struct
@@ -15,6 +14,8 @@ import zlib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+import xxhash
 
 from fpmsdk.paths import cache_dir
 
@@ -27,7 +28,7 @@ _HEADER = struct.Struct(f"<8sQI{ALIGNMENT - 20}x")
 
 def key(kind: str, *parts: bytes) -> str:
     """Return the name of the entry of this kind that follows from `parts` and the code of this package."""
-    digest = hashlib.sha256(kind.encode())
+    digest = xxhash.xxh3_128(kind.encode())
     for part in (_code_digest(), *parts):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
@@ -53,16 +54,20 @@ def load(name: str) -> memoryview | None:
     return content
 
 
-def store(name: str, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write an entry in one step: readers and other writers see a whole one or none."""
+def store(name: str, chunks: Iterable[bytes | memoryview]) -> memoryview | None:
+    """Write an entry in one step: readers and other writers see a whole one or none.
+
+    Returns: its content, mapped read-only into memory, or None when it could not be written.
+    """
     folder = _folder()
     if folder is None:
-        return
+        return None
     size = checksum = 0
+    content = None
     with contextlib.suppress(OSError):
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=".writing-")
         try:
-            with open(handle, "wb") as file:
+            with open(handle, "w+b") as file:
                 file.write(bytes(_HEADER.size))
                 for chunk in chunks:
                     file.write(chunk)
@@ -70,11 +75,15 @@ def store(name: str, chunks: Iterable[bytes | memoryview]) -> None:
                     checksum = zlib.crc32(chunk, checksum)
                 file.seek(0)
                 file.write(_HEADER.pack(_MAGIC, size, checksum))
+                file.flush()
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             os.replace(temporary, folder / name)
+            content = memoryview(mapped)[_HEADER.size :]
         except BaseException:
             os.unlink(temporary)
             raise
     _shrink_once(folder)
+    return content
 
 
 def _folder() -> Path | None:
@@ -92,7 +101,7 @@ def _folder() -> Path | None:
 @cache
 def _code_digest() -> bytes:
     """Digest of this package: an entry made by other code is never found, whatever changed in it."""
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     for path in sorted(Path(__file__).parent.glob("*.py*")):
         digest.update(path.read_bytes())
     return digest.digest()

@@ -6,17 +6,18 @@ One instance per process and identity; threads share it, and concurrent first lo
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 from collections.abc import Mapping
 from copy import copy
+from pathlib import Path
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from fpmsdk.errors import FpmSdkError, PerfDataNotAvailableError
+from fpmsdk.errors import FpmSdkError, PerfDataCorruptError, PerfDataNotAvailableError
 from fpmsdk.perfdb import cache, compiled, lanes
 from fpmsdk.perfdb.hardware import SystemSpec
 from fpmsdk.perfdb.parquet import Rows, read_content, read_rows
@@ -42,6 +43,8 @@ class PerfDatabase:
         # What a consumer makes of the tables and wants to keep as long as they live.
         self.derived: object | None = None
         self._outcomes: dict[str, Table | FpmSdkError] = {}
+        # The digest and the modification of every file that a table was taken from.
+        self._read: dict[str, tuple[str, tuple[int, int]]] = {}
         self._locks = {name: threading.Lock() for name in SCHEMAS}
 
     def table(self, name: str) -> Table:
@@ -49,7 +52,7 @@ class PerfDatabase:
 
         Parameters: `name`, a key of `SCHEMAS` such as `"gemm_perf"`.
         Raises: `PerfDataNotAvailableError` when no source has a row for it, the same way every time;
-        `PerfDataCorruptError` when a file of it is damaged.
+        `PerfDataCorruptError` when a file of it is damaged, or when files of tables loaded before have changed since.
         Source: op-level.md sections 1.3 and 1.5.
         """
         outcome = self._outcomes.get(name)
@@ -97,34 +100,54 @@ class PerfDatabase:
             self.system, self.backend, self.version, name, shared=self.shared, strict=self.strict
         )
         contents = [read_content(source.path) for source in sources]
-        key = cache.key("table", name.encode(), self._identity(sources, contents))
+        digests = [xxhash.xxh3_128_hexdigest(content) for content in contents]
+        if contents:
+            self._refuse_changes()
+        self._read |= {
+            source.path: (digest, _modification(source.path)) for source, digest in zip(sources, digests, strict=True)
+        }
+        key = cache.key("table", name.encode(), self._identity(sources, digests))
         if (stored := cache.load(key)) is not None:
             with contextlib.suppress(ValueError):
                 return Table.of(*compiled.unpack(stored), sources)
         blocks = [
             block
-            for source, content in zip(sources, contents, strict=True)
-            if (block := _block(schema, source, content, eager=self._serves_eager())) is not None
+            for source in sources
+            if (block := _block(schema, source, contents.pop(0), eager=self._serves_eager())) is not None
         ]
         if not blocks:
             raise PerfDataNotAvailableError(self._missing(name, schema, sources))
         keys, arrays = merge(blocks)
-        cache.store(key, compiled.pack(keys, arrays))
+        if (stored := cache.store(key, compiled.pack(keys, arrays))) is not None:
+            # Pages of the file take the place of the heap: they count once for all processes, and only where used.
+            keys, arrays = compiled.unpack(stored)
         return Table.of(keys, arrays, sources)
+
+    def _refuse_changes(self) -> None:
+        # Tables of two states of the data must not price one pass.
+        for path, (digest, modification) in list(self._read.items()):
+            with contextlib.suppress(OSError, PerfDataNotAvailableError):
+                if _modification(path) == modification or xxhash.xxh3_128_hexdigest(Path(path).read_bytes()) == digest:
+                    continue
+            raise PerfDataCorruptError(
+                f"{path}: changed or vanished since this process loaded it; loaded tables stay as they are, but no "
+                "other one can be loaded beside them: start a new process",
+                path,
+            )
 
     def _serves_eager(self) -> bool:
         # Parts without an SM version (Intel XPU) run collectives uncaptured.
         return self.spec.sm_version is None
 
-    def _identity(self, sources: tuple[Source, ...], contents: list[bytes]) -> bytes:
+    def _identity(self, sources: tuple[Source, ...], digests: list[str]) -> bytes:
         """Everything the compiled table follows from, besides this code."""
         described = [
             (
                 source.channel,
                 None if source.kernel_sources is None else sorted(source.kernel_sources),
-                hashlib.sha256(content).hexdigest(),
+                digest,
             )
-            for source, content in zip(sources, contents, strict=True)
+            for source, digest in zip(sources, digests, strict=True)
         ]
         return msgspec.json.encode((self._serves_eager(), described))
 
@@ -180,6 +203,14 @@ def open_database(
         return database
 
 
+def _modification(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError as fault:
+        raise PerfDataNotAvailableError(f"perf database error: cannot read {path}: {fault.strerror}") from fault
+    return status.st_size, status.st_mtime_ns
+
+
 def _block(schema: TableSchema, source: Source, content: bytes, *, eager: bool) -> Block | None:
     """Return the rows of one file that count, or None when there are none."""
     rows = read_rows(source.path, content, schema.required(), schema.optional())
@@ -188,26 +219,41 @@ def _block(schema: TableSchema, source: Source, content: bytes, *, eager: bool) 
             return None
         kernels = rows.text("kernel_source")
         allowed = np.array([kernel in source.kernel_sources for kernel in kernels.values], np.bool_)
-        rows = rows.take(allowed[kernels.codes])
+        rows.keep(allowed[kernels.codes])
     if rows.count and schema.admit is not None:
-        rows = rows.take(schema.admit(rows, eager))
+        rows.keep(schema.admit(rows, eager))
     if not rows.count:
         return None
+    axes = tuple(column.derive(rows) for column in schema.axes)
+    for column, values in zip(schema.axes, axes, strict=True):
+        if int(values.min()) < 1:
+            name = " + ".join(column.required)
+            raise rows.impossible(f"{np.count_nonzero(values < 1)} of {rows.count} rows have {name} 0")
     return Block(
         key=tuple(column.derive(rows) for column in schema.key),
-        axes=tuple(column.derive(rows) for column in schema.axes),
+        axes=axes,
         latency_ms=_latency(rows, allows_zero=schema.allows_zero),
-        power_w=rows.floats("power") if "power" in rows else None,
+        power_w=_power(rows) if "power" in rows else None,
         is_primary=source.channel == "primary",
     )
 
 
 def _latency(rows: Rows, *, allows_zero: bool) -> NDArray[np.float64]:
     latency = rows.floats("latency")
-    bad = ~np.isfinite(latency) | ((latency < 0) if allows_zero else (latency <= 0))
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise rows.impossible(
-            f"{np.count_nonzero(bad)} of {rows.count} rows have an impossible latency, first {latency[row]} ms"
-        )
+    _refuse(rows, latency, ~np.isfinite(latency) | ((latency < 0) if allows_zero else (latency <= 0)), "latency", "ms")
     return latency
+
+
+def _power(rows: Rows) -> NDArray[np.float64]:
+    # NaN where it was not measured.
+    power = rows.floats("power")
+    _refuse(rows, power, (power < 0) | np.isinf(power), "power", "W")
+    return power
+
+
+def _refuse(rows: Rows, values: NDArray[np.float64], bad: NDArray[np.bool_], name: str, unit: str) -> None:
+    if bad.any():
+        first = values[int(np.argmax(bad))]
+        raise rows.impossible(
+            f"{np.count_nonzero(bad)} of {rows.count} rows have an impossible {name}, first {first} {unit}"
+        )

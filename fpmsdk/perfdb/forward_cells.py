@@ -102,10 +102,12 @@ class ForwardTable:
         )
 
 
-def _normal(identity: Mapping[str, str]) -> tuple[str, ...]:
-    # What is left out stands for the defaults of schema 6; a recorded dcp of 1 differs from none.
-    defaults = dict(zip(EXECUTION_COLUMNS, LEGACY_EXECUTION, strict=True)) | {"dcp": ""}
-    return tuple(value for _, value in sorted((defaults | dict(identity)).items()))
+# What an identity leaves out stands for the defaults of schema 6; a recorded dcp of 1 differs from none.
+_LEFT_OUT = dict(zip(EXECUTION_COLUMNS, LEGACY_EXECUTION, strict=True)) | {"dcp": ""}
+
+
+def _normal(identity: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((_LEFT_OUT | dict(identity)).items()))
 
 
 def _spell(identity: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import FpmDataError, FpmNotCollectedError
+from fpmsdk.files import is_git_lfs_pointer
 from fpmsdk.perfdb.forward_schema import (
     COORDINATE_COLUMNS,
     COORDINATE_SYSTEM,
@@ -39,7 +40,6 @@ from fpmsdk.perfdb.forward_schema import (
     sidecar_path,
 )
 
-_LFS_MAGIC = b"version https://git-lfs"
 _U32_MAX = 2**32 - 1
 _OPTIONAL_COLUMNS = ("dcp", "kv_seed_regime", "measurement_policy", "measurement_repeats")
 
@@ -185,7 +185,7 @@ def _decode(path: str, content: bytes, required: Sequence[str]) -> tuple[dict[st
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if content.startswith(_LFS_MAGIC):
+    if is_git_lfs_pointer(content):
         raise _fault(path, "the file is a Git LFS pointer, not data; run `git lfs pull`")
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
@@ -193,8 +193,12 @@ def _decode(path: str, content: bytes, required: Sequence[str]) -> tuple[dict[st
         if missing := [name for name in required if name not in names]:
             raise _fault(path, f"missing column {', '.join(missing)}")
         wanted = [*required, *(name for name in _OPTIONAL_COLUMNS if name in names)]
+        if repeated := [name for name in wanted if names.count(name) > 1]:
+            raise _fault(path, f"repeated column {', '.join(repeated)}")
         table = file.read(columns=wanted, use_threads=False)
-    except (pa.ArrowException, OSError) as fault:
+        # Decoding checks neither text nor the numbers that stand for it.
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise _fault(path, f"not a complete Parquet file: {' '.join(str(fault).split())}") from fault
     return {name: _column(path, name, table.column(name).combine_chunks()) for name in wanted}, table.num_rows
 

@@ -68,7 +68,7 @@ def parse_system(name: str, document: Mapping[Any, Any], path: str) -> SystemSpe
     """
     gpu, node, misc = (_Section(document, section, path) for section in ("gpu", "node", "misc"))
     data_dir = document.get("data_dir")
-    if not isinstance(data_dir, str) or not data_dir:
+    if not isinstance(data_dir, str) or not data_dir or "\0" in data_dir:
         raise _fault(path, "data_dir", data_dir, "the directory of this system's measurements")
     flops = {dtype: gpu.number(key, 0.0) for dtype, key in TENSOR_CORE_KEYS.items()}
     return SystemSpec(
@@ -76,21 +76,21 @@ def parse_system(name: str, document: Mapping[Any, Any], path: str) -> SystemSpe
         data_dir=data_dir,
         mem_bw_bytes_per_s=gpu.positive("mem_bw"),
         mem_bw_scaling_factor=gpu.positive("mem_bw_empirical_scaling_factor", 1.0),
-        mem_constant_latency_s=gpu.number("mem_empirical_constant_latency", 0.0),
-        mem_capacity_bytes=gpu.optional_int("mem_capacity"),
+        mem_constant_latency_s=gpu.not_negative("mem_empirical_constant_latency", 0.0),
+        mem_capacity_bytes=gpu.optional_count("mem_capacity"),
         tc_flops={dtype: value for dtype, value in flops.items() if value > 0},
-        fp32_flops=gpu.optional("fp32_flops"),
-        power_w=gpu.optional("power"),
-        sm_version=gpu.optional_int("sm_version"),
-        gpus_per_node=int(node.positive("num_gpus_per_node")),
+        fp32_flops=gpu.optional_positive("fp32_flops"),
+        power_w=gpu.optional_positive("power"),
+        sm_version=gpu.optional_count("sm_version"),
+        gpus_per_node=node.count("num_gpus_per_node"),
         inter_node_bw_bytes_per_s=node.positive("inter_node_bw"),
         intra_node_bw_bytes_per_s=node.positive("intra_node_bw"),
-        pcie_bw_bytes_per_s=node.optional("pcie_bw"),
-        p2p_latency_s=node.number("p2p_latency", 0.0),
-        gpus_per_rack=node.optional_int("num_gpus_per_rack"),
-        inter_rack_bw_bytes_per_s=node.optional("inter_rack_bw"),
+        pcie_bw_bytes_per_s=node.optional_positive("pcie_bw"),
+        p2p_latency_s=node.not_negative("p2p_latency", 0.0),
+        gpus_per_rack=node.optional_count("num_gpus_per_rack"),
+        inter_rack_bw_bytes_per_s=node.optional_positive("inter_rack_bw"),
         nccl_mem_bytes=misc.bytes_by_ranks("nccl_mem"),
-        other_mem_bytes=int(misc.number("other_mem", 0.0)),
+        other_mem_bytes=misc.count("other_mem", least=0, default=0),
         nccl_version=misc.text("nccl_version"),
         oneccl_version=misc.text("oneccl_version"),
     )
@@ -113,9 +113,12 @@ class _Section:
         if isinstance(value, str):
             with contextlib.suppress(ValueError):
                 value = float(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        # Integers are unbounded, floats are not.
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000:
+            value = float(value)
+        if not isinstance(value, float) or not math.isfinite(value):
             raise _fault(self._path, f"{self._name}.{key}", value, "a finite number")
-        return float(value)
+        return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
@@ -123,25 +126,39 @@ class _Section:
             raise _fault(self._path, f"{self._name}.{key}", value, "a positive number")
         return value
 
-    def optional(self, key: str) -> float | None:
-        return None if self._values.get(key) is None else self.number(key)
+    def not_negative(self, key: str, default: float) -> float:
+        value = self.number(key, default)
+        if value < 0:
+            raise _fault(self._path, f"{self._name}.{key}", value, "a number not below 0")
+        return value
 
-    def optional_int(self, key: str) -> int | None:
-        value = self.optional(key)
-        return None if value is None else int(value)
+    def count(self, key: str, *, least: int = 1, default: int | None = None) -> int:
+        value = self.number(key, default)
+        if value < least or not value.is_integer():
+            raise _fault(self._path, f"{self._name}.{key}", value, f"an integer not below {least}")
+        return int(value)
+
+    def optional_positive(self, key: str) -> float | None:
+        return None if self._values.get(key) is None else self.positive(key)
+
+    def optional_count(self, key: str) -> int | None:
+        return None if self._values.get(key) is None else self.count(key)
 
     def text(self, key: str) -> str | None:
         value = self._values.get(key)
-        return None if value is None else str(value)
+        # A number has lost its form: 2.30 reads as 2.3.
+        if value is not None and not isinstance(value, str):
+            raise _fault(self._path, f"{self._name}.{key}", value, "text; put it in quotes")
+        return value
 
     def bytes_by_ranks(self, key: str) -> dict[int, int]:
         table = self._values.get(key) or {}
         if not isinstance(table, Mapping):
             raise _fault(self._path, f"{self._name}.{key}", table, "a mapping from ranks to bytes")
-        try:
-            return {int(ranks): int(size) for ranks, size in table.items()}
-        except (TypeError, ValueError):
-            raise _fault(self._path, f"{self._name}.{key}", table, "a mapping from ranks to bytes") from None
+        for ranks, size in table.items():
+            if type(ranks) is not int or type(size) is not int or ranks < 1 or size < 0:
+                raise _fault(self._path, f"{self._name}.{key}", table, "a mapping from ranks to bytes, both integers")
+        return dict(table)
 
 
 def _fault(path: str, key: str, found: object, accepted: str) -> PerfDataCorruptError:

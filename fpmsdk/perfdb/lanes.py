@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fpmsdk.errors import PerfDataCorruptError, UnsupportedAttentionBackendError
-from fpmsdk.perfdb.documents import read_mapping
+from fpmsdk.perfdb.documents import as_mapping, read_mapping
 from fpmsdk.perfdb.slices import Table
 from fpmsdk.perfdb.versions import parse_version
 
@@ -54,9 +54,9 @@ def framework_default(
     An entry for the architecture replaces the general one. The entry of the highest version not above
     `version` counts.
     """
-    architectures = _mapping(document.get("architectures"), "architectures", path)
-    for scope in (_mapping(architectures.get(architecture), str(architecture), path), document):
-        lane = _floor_match(_mapping(scope.get(backend), backend, path), version, sm_version, path)
+    architectures = as_mapping(document.get("architectures"), "architectures", path)
+    for scope in (as_mapping(architectures.get(architecture), str(architecture), path), document):
+        lane = _floor_match(as_mapping(scope.get(backend), backend, path), version, sm_version, path)
         if lane is not None:
             return lane
     return None
@@ -148,15 +148,7 @@ def _floor_match(entries: Mapping[Any, Any], version: str, sm_version: int | Non
     ]
     if not below:
         return None
-    lane = _mapping(entries[max(below)[1]], "versions", path).get(sm_version)
+    lane = as_mapping(entries[max(below)[1]], "versions", path).get(sm_version)
     if lane is not None and lane not in (*KNOWN_LANES, DEFAULT_LANE):
         raise PerfDataCorruptError(f"{path}: lane {lane!r} is unknown; accepted: {[*KNOWN_LANES, DEFAULT_LANE]}", path)
     return lane
-
-
-def _mapping(value: object, name: str, path: str) -> Mapping[Any, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise PerfDataCorruptError(f"{path}: {name} must be a mapping, found {value!r}", path)
-    return value

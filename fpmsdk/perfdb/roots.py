@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 
-from fpmsdk.errors import UnknownSystemError
+from fpmsdk.errors import PerfDataNotAvailableError, UnknownSystemError
 from fpmsdk.perfdb.documents import read_mapping
 from fpmsdk.perfdb.hardware import SystemSpec, parse_system
 from fpmsdk.perfdb.lanes import LANE_DEFAULTS
@@ -59,19 +59,28 @@ class SystemsRoot:
     def spec(self, system: str) -> SystemSpec:
         """Return the hardware of a system.
 
-        Raises: `UnknownSystemError` naming the nearest systems; `PerfDataCorruptError`.
+        Raises: `UnknownSystemError` naming the nearest systems; `PerfDataNotAvailableError` when its description
+        cannot be read; `PerfDataCorruptError`.
         """
         if system in self._specs:
             return self._specs[system]
         path = os.path.join(self.path, f"{system}.yaml")
-        if system not in self.systems():
-            known = self.systems()
-            nearest = difflib.get_close_matches(system, known, n=3, cutoff=0.4) or known
+        known = self.systems()
+        if system not in known:
+            by_lower_case = {name.lower(): name for name in known}
+            close = difflib.get_close_matches(system.lower(), by_lower_case, n=3, cutoff=0.4)
+            nearest = [by_lower_case[name] for name in close] or known
             raise UnknownSystemError(
                 f"failed to find performance data roots: no system {system!r} in {self.path}; "
                 f"nearest: {', '.join(nearest) or 'none'}"
             )
-        self._specs[system] = parse_system(system, read_mapping(path), path)
+        try:
+            document = read_mapping(path)
+        except FileNotFoundError:
+            raise PerfDataNotAvailableError(
+                f"perf database error: {path} has vanished or is a link that leads nowhere"
+            ) from None
+        self._specs[system] = parse_system(system, document, path)
         return self._specs[system]
 
     def tree(self, system: str) -> DataTree:

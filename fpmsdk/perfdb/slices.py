@@ -5,13 +5,14 @@ Rows from several files are merged here, the first row of a coordinate winning. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fpmsdk.perfdb.parquet import Text
+from fpmsdk.perfdb.parquet import Integers, Text
 from fpmsdk.perfdb.sources import Source
 
 Key = tuple[Any, ...]
@@ -20,11 +21,11 @@ Key = tuple[Any, ...]
 class Slice(NamedTuple):
     """The rows of one key, sorted by their axes; read-only.
 
-    `axes` holds one int64 array a grid axis, outer to inner; `power_w` is NaN where not measured; `order` is
+    `axes` holds one integer array a grid axis, outer to inner; `power_w` is NaN where not measured; `order` is
     the rank of each row in the order in which the files gave them.
     """
 
-    axes: tuple[NDArray[np.int64], ...]
+    axes: tuple[Integers, ...]
     latency_ms: NDArray[np.float64]
     power_w: NDArray[np.float64]
     order: NDArray[np.int32]
@@ -38,7 +39,7 @@ class TableArrays(NamedTuple):
     """
 
     offsets: NDArray[np.int64]
-    axes: tuple[NDArray[np.int64], ...]
+    axes: tuple[Integers, ...]
     latency_ms: NDArray[np.float64]
     power_w: NDArray[np.float64] | None
     order: NDArray[np.int32]
@@ -97,41 +98,50 @@ class Table(NamedTuple):
 class Block(NamedTuple):
     """The admitted rows of one file, by the columns of the table."""
 
-    key: tuple[NDArray[np.int64] | Text, ...]
-    axes: tuple[NDArray[np.int64], ...]
+    key: tuple[Integers | Text, ...]
+    axes: tuple[Integers, ...]
     latency_ms: NDArray[np.float64]
     power_w: NDArray[np.float64] | None
     is_primary: bool
 
 
+def first_seen(*columns: Integers) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Number the distinct rows of some columns in the order in which they first occur.
+
+    Returns: the number of each row, and the first row of each number.
+
+    >>> first_seen(np.array([7, 5, 7]), np.array([1, 1, 1]))
+    (array([0, 1, 0], dtype=int32), array([0, 1]))
+    """
+    return _first_seen(_combined((codes, len(values)) for codes, values in map(_ranks, columns)))
+
+
 def merge(blocks: Sequence[Block]) -> tuple[list[Key], TableArrays]:
     """Merge the rows of several files; the first row of a coordinate wins.
+
+    Large tables are the peak of a start's memory, so columns are joined one at a time and sorted in place.
 
     Parameters: `blocks`, at least one row together, most trusted file first.
     Returns: the keys in first-seen order and the arrays of the table.
     """
-    count = sum(len(block.latency_ms) for block in blocks)
-    key_columns = [_codes([block.key[at] for block in blocks]) for at in range(len(blocks[0].key))]
-    axes = [np.concatenate([block.axes[at] for block in blocks]) for at in range(len(blocks[0].axes))]
-    group, first = _first_seen(_combined([(codes, len(values)) for codes, values in key_columns]))
-    keys = list(zip(*([values[code] for code in codes[first]] for codes, values in key_columns), strict=True))
 
-    coordinate = _combined([(group, len(first)), *((codes, len(values)) for codes, values in map(_ranks, axes))])
-    by_coordinate, row = _sorted_rows(coordinate)
-    kept = np.empty(count, np.bool_)
-    kept[0] = True
-    np.not_equal(by_coordinate[1:], by_coordinate[:-1], out=kept[1:])
-    row = row[kept]
+    def joined(axis: int) -> Integers:
+        return np.concatenate([block.axes[axis] for block in blocks])
+
+    num_axes = len(blocks[0].axes)
+    group, keys = _groups([[block.key[at] for block in blocks] for at in range(len(blocks[0].key))])
+    ranked = ((codes, len(values)) for codes, values in map(_ranks, map(joined, range(num_axes))))
+    row = _distinct_rows(_combined(itertools.chain([(group, len(keys))], ranked)))
     group = group[row]
-    offsets = np.searchsorted(group, np.arange(len(first) + 1))
-    primary = int(sum(len(block.latency_ms) for block in blocks if block.is_primary))
+    offsets = np.searchsorted(group, np.arange(len(keys) + 1))
+    primary = sum(len(block.latency_ms) for block in blocks if block.is_primary)
     return keys, TableArrays(
         offsets=offsets.astype(np.int64),
-        axes=tuple(axis[row] for axis in axes),
+        axes=tuple(joined(axis)[row] for axis in range(num_axes)),
         latency_ms=np.concatenate([block.latency_ms for block in blocks])[row],
         power_w=_power(blocks, row),
-        order=_rank_in_group(group, row, offsets, count),
-        primary_rows=np.bincount(group[row < primary], minlength=len(first)).astype(np.int64),
+        order=_rank_in_group(group, row, offsets, sum(len(block.latency_ms) for block in blocks)),
+        primary_rows=np.bincount(group[row < primary], minlength=len(keys)).astype(np.int64),
     )
 
 
@@ -143,17 +153,28 @@ def _power(blocks: Sequence[Block], row: NDArray[np.int64]) -> NDArray[np.float6
 
 
 def _rank_in_group(
-    group: NDArray[np.int64], row: NDArray[np.int64], offsets: NDArray[np.int64], count: int
+    group: NDArray[np.int32], row: NDArray[np.int64], offsets: NDArray[np.int64], count: int
 ) -> NDArray[np.int32]:
     """Rank of every kept row among the kept rows of its group, by row number."""
     bits = count.bit_length()
-    by_row = np.sort((group << bits) | row) & ((1 << bits) - 1)
+    by_row = group.astype(np.int64)
+    by_row <<= bits
+    by_row |= row
+    by_row.sort()
+    by_row &= (1 << bits) - 1
     rank = np.empty(count, np.int32)
     rank[by_row] = np.arange(len(row)) - offsets[group]
     return rank[row]
 
 
-def _codes(parts: Sequence[NDArray[np.int64] | Text]) -> tuple[NDArray[np.int64], list[Any]]:
+def _groups(columns: Sequence[Sequence[Integers | Text]]) -> tuple[NDArray[np.int32], list[Key]]:
+    """Number of the key of each row, and the keys in first-seen order."""
+    coded = [_codes(parts) for parts in columns]
+    group, first = _first_seen(_combined((codes, len(values)) for codes, values in coded))
+    return group, list(zip(*([values[code] for code in codes[first]] for codes, values in coded), strict=True))
+
+
+def _codes(parts: Sequence[Integers | Text]) -> tuple[NDArray[np.int32], list[Any]]:
     """Dense codes of one key column over all files, with the values they stand for."""
     texts = [part for part in parts if isinstance(part, Text)]
     if not texts:
@@ -163,51 +184,62 @@ def _codes(parts: Sequence[NDArray[np.int64] | Text]) -> tuple[NDArray[np.int64]
     for part in texts:
         for value in part.values:
             shared.setdefault(value, len(shared))
-    renamed = [np.array([shared[value] for value in part.values] or [0], np.int64)[part.codes] for part in texts]
+    renamed = [np.array([shared[value] for value in part.values] or [0], np.int32)[part.codes] for part in texts]
     return np.concatenate(renamed), list(shared)
 
 
-def _ranks(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _ranks(values: Integers) -> tuple[NDArray[np.int32], Integers]:
     """Order-preserving dense codes of integers, and the sorted distinct integers."""
     low, high = int(values.min()), int(values.max())
     if high - low >= 4 * len(values) + 1024:
-        distinct, codes = np.unique(values, return_inverse=True)
-        return codes, distinct
+        # Not `np.unique`: it loads masked arrays, a tenth of a start.
+        distinct = np.sort(values)
+        distinct = distinct[np.append(True, distinct[1:] != distinct[:-1])]
+        return np.searchsorted(distinct, values).astype(np.int32), distinct
     # Small ranges, the usual case, need no sort.
     present = np.zeros(high - low + 1, np.bool_)
     present[values - low] = True
-    return (np.cumsum(present) - 1)[values - low], np.flatnonzero(present) + low
+    return (np.cumsum(present, dtype=np.int32) - 1)[values - low], np.flatnonzero(present) + low
 
 
-def _combined(columns: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int64]:
+def _combined(columns: Iterable[tuple[NDArray[np.int32], int]]) -> NDArray[np.int64]:
     """One integer a row that orders rows as the columns do, outer to inner."""
-    combined, size = columns[0]
-    for codes, count in columns[1:]:
+    combined, size = np.zeros(1, np.int64), 1
+    for codes, count in columns:
         if size * count >= 2**62:
-            combined, distinct = _ranks(combined)
-            size = len(distinct)
-        combined = combined * count + codes
+            ranks, distinct = _ranks(combined)
+            combined, size = ranks.astype(np.int64), len(distinct)
+        if size == 1:
+            combined = codes.astype(np.int64)
+        else:
+            combined *= count
+            combined += codes
         size *= count
     return combined
 
 
-def _first_seen(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _first_seen(codes: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Renumber codes in the order of their first row; also return that row for each."""
     ranks, distinct = _ranks(codes)
     first = np.empty(len(distinct), np.int64)
     # Assigned backwards, the first row of a code is written last.
     first[ranks[::-1]] = np.arange(len(codes))[::-1]
     order = np.argsort(first)
-    number = np.empty(len(distinct), np.int64)
+    number = np.empty(len(distinct), np.int32)
     number[order] = np.arange(len(distinct))
     return number[ranks], first[order]
 
 
-def _sorted_rows(coordinate: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Coordinates in order, and the row of each; rows of equal coordinates keep their order."""
+def _distinct_rows(coordinate: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first row of each distinct coordinate, in the order of the coordinates, which are overwritten."""
     bits = len(coordinate).bit_length()
     if int(coordinate.max()) >= 1 << (63 - bits):
-        coordinate = _ranks(coordinate)[0]
+        coordinate = _ranks(coordinate)[0].astype(np.int64)
     # Sorting one integer that holds both is several times faster than a stable argsort.
-    packed = np.sort((coordinate << bits) | np.arange(len(coordinate)))
-    return packed >> bits, packed & ((1 << bits) - 1)
+    coordinate <<= bits
+    coordinate |= np.arange(len(coordinate))
+    coordinate.sort()
+    row = coordinate & ((1 << bits) - 1)
+    coordinate >>= bits
+    first: NDArray[np.int64] = row[np.append(True, coordinate[1:] != coordinate[:-1])]
+    return first

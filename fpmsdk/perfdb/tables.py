@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import PerfDataNotAvailableError
-from fpmsdk.perfdb.parquet import Rows, Text
+from fpmsdk.perfdb.parquet import Integers, Rows, Text
 
 # Attention heads of the unsharded model, by checkpoint of the fused MLA modules.
 NATIVE_HEADS = {
@@ -28,8 +28,6 @@ KERNEL_DTYPES = {
     ("w4a16_mxfp4", "sglang_flashinfer_cutlass_moe"): "w4a16_mxfp4_cutlass",
 }
 
-
-Integers = NDArray[np.int64]
 Values = TypeVar("Values", Integers, Text)
 
 
@@ -154,7 +152,7 @@ _LANE = Column((), _lane, ("kernel_source",))
 _KV_HEADS = Column(("num_key_value_heads", "num_heads"), _kv_heads)
 _WINDOW = Column((), _window, ("window_size",))
 _NATIVE_HEADS = Column(("model",), _native_heads)
-_KV_LENGTH = Column(("isl", "step"), lambda rows: rows.integers("isl") + rows.integers("step"))
+_KV_LENGTH = Column(("isl", "step"), lambda rows: np.add(rows.integers("isl"), rows.integers("step"), dtype=np.int64))
 _PREFILL = _integers("num_heads", "isl", "batch_size")
 _DECODE = (*_integers("num_heads", "batch_size"), _KV_LENGTH)
 _MOE_KEY: Key = (

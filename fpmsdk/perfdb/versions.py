@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpmsdk.errors import PerfDataCorruptError, UnlistedVersionError
+from fpmsdk.perfdb.documents import as_mapping
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -84,19 +85,24 @@ class SlotEntry(NamedTuple):
 
 def slot_entry(document: Mapping[Any, Any], system: str, backend: str, path: str) -> SlotEntry | None:
     """Return the authored slots of a system and backend, or None when there are none."""
-    override = _mapping(_mapping(document.get("overrides"), "overrides", path).get(system), system, path).get(backend)
-    entry = override if override is not None else _mapping(document.get("defaults"), "defaults", path).get(backend)
-    entry = _mapping(entry, backend, path)
+    override = as_mapping(as_mapping(document.get("overrides"), "overrides", path).get(system), system, path).get(
+        backend
+    )
+    entry = override if override is not None else as_mapping(document.get("defaults"), "defaults", path).get(backend)
+    entry = as_mapping(entry, backend, path)
+    for slot in ("current", "previous"):
+        if not isinstance(entry.get(slot, ""), str | None):
+            # A number has lost its form: 0.30 reads as 0.3.
+            raise PerfDataCorruptError(f"{path}: {slot} of {backend} must be text; put {entry[slot]!r} in quotes", path)
     if not entry.get("current"):
         return None
-    previous = entry.get("previous")
-    return SlotEntry(str(entry["current"]), str(previous) if previous else None, override is not None)
+    return SlotEntry(entry["current"], entry.get("previous") or None, override is not None)
 
 
 def overriding_systems(document: Mapping[Any, Any], backend: str, path: str) -> frozenset[str]:
     """Return the systems with slots of their own for a backend."""
-    overrides = _mapping(document.get("overrides"), "overrides", path)
-    return frozenset(system for system, entry in overrides.items() if _mapping(entry, system, path).get(backend))
+    overrides = as_mapping(document.get("overrides"), "overrides", path)
+    return frozenset(system for system, entry in overrides.items() if as_mapping(entry, system, path).get(backend))
 
 
 def newer_than(current: str, candidates: Iterable[str]) -> str | None:
@@ -156,11 +162,3 @@ def _accepted(slots: Slots) -> str:
 
 def _allowed_by_environment() -> bool:
     return os.environ.get(ALLOW_VARIABLE, "").lower() in ("1", "true", "yes")
-
-
-def _mapping(value: object, name: str, path: str) -> Mapping[Any, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise PerfDataCorruptError(f"{path}: {name} must be a mapping, found {value!r}", path)
-    return value

@@ -3,6 +3,7 @@
 Queries that a kind does not have are refused here, by name.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ DecodeFrame = Callable[[bytes], Any]
 Status = tuple[str, bool, int, int]
 
 
-class Kind:
+class Kind(ABC):
     """An estimator with its reports and the queries that only it can answer.
 
     Parameters
@@ -37,13 +38,13 @@ class Kind:
         """What has been learned by now."""
         return self.estimator.serving
 
+    @abstractmethod
     def status(self) -> Status:
         """Counters for `diagnostics()`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """The estimate with its parts."""
-        raise NotImplementedError
 
     def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """The estimate with the measurements behind it and the error to expect."""
@@ -57,9 +58,9 @@ class Kind:
         """Ready correction factors in store order."""
         return []
 
+    @abstractmethod
     def readiness_report(self) -> dict[str, Any]:
         """Which stores can answer, and why the others cannot."""
-        raise NotImplementedError
 
     @property
     def is_corrected(self) -> bool:
@@ -91,6 +92,16 @@ class Kind:
     def decode_latency_total(self, batch_size: int, past_kv_tokens: int) -> float:
         """Uncorrected latency in ms of one decode step, by totals."""
         raise self._lacks("predict_decode_latency_total", "a native estimator")
+
+    def decode_latency(self, batch_size: int, context_length: int, verify_width: int) -> float:
+        """Uncorrected latency in ms of one decode step, told per request."""
+        raise self._lacks("predict_decode_latency", "an fpm_interpolation estimator")
+
+    def mixed_step(
+        self, ctx_tokens: int, gen_requests: int, isl: int, osl: int, prefix: int
+    ) -> tuple[float, float, float, float]:
+        """Uncorrected latency in ms of one scheduler step, with its parts."""
+        raise self._lacks("mixed_step_breakdown", "an fpm_interpolation estimator")
 
     def decode_kv_ceiling(self) -> int | None:
         """Largest measured decode KV total in tokens."""

@@ -58,8 +58,7 @@ class ForwardPassPerfModel:
         self._selection = selection
         self._kind = selection.kind
         self._estimator = selection.kind.estimator
-        self._provenance = PlainTemplate(selection.provenance())
-        self._warning = selection.warning
+        self._report = PlainTemplate(_diagnostics_template(selection))
         self._tuning = threading.Lock()
         _models.add(self)
 
@@ -193,10 +192,11 @@ class ForwardPassPerfModel:
         Returns
         -------
         `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `in_domain`, `expected_error` and per rank
-        its `lookups`: each with `phase`, `coordinates`, `resolution`, `in_domain` (nothing was carried beyond the
-        measurements), `distance` to the nearest anchor in doublings, `expected_error` (relative, from the table's own
-        leave-one-out report, None when the table cannot say) and `anchors` (`coordinates`, `latency_ms`, `weight`,
-        `distance`).
+        its `lookups`: each with `phase` (whole-forward) or `operator` (op-level), `coordinates`, `resolution`,
+        `in_domain` (nothing was carried beyond the measurements), `distance` to the nearest anchor in doublings,
+        `expected_error` (relative, from the table's own leave-one-out report, None when the table cannot say) and
+        `anchors` (`coordinates`, `latency_ms`, `weight`, `distance`). Ranks of an op-level model also tell the
+        `measured_share` of their latency.
 
         Raises
         ------
@@ -237,16 +237,14 @@ class ForwardPassPerfModel:
 
     def diagnostics(self) -> dict[str, Any]:
         """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
-        source, ready, retained_observations, correction_ready_buckets = self._kind.status()
-        not_ready = "insufficient_data" if self._warning is None else "unsupported_config"
-        return {
-            "source": source,
-            "readiness": "ready" if ready else not_ready,
-            "retained_observations": retained_observations,
-            "correction_ready_buckets": correction_ready_buckets,
-            "last_warning": self._warning,
-            "provenance": self._provenance.copy(),
-        }
+        report: dict[str, Any] = self._report.copy()
+        # Copying a template with all keys and filling it in costs half of building the dict anew.
+        report["source"], ready, report["retained_observations"], report["correction_ready_buckets"] = (
+            self._kind.status()
+        )
+        if ready:
+            report["readiness"] = "ready"
+        return report
 
     def regression_store_diagnostics(self) -> list[dict[str, Any]]:
         """Workload kind, readiness and retained observations of each regression store; empty for native models."""
@@ -313,31 +311,109 @@ class ForwardPassPerfModel:
     # --- queries of some kinds of model ---
 
     def static_phase_latency(self, *, batch_size: int, input_tokens: int, output_tokens: int, prefill: bool) -> float:
-        """Uncorrected latency in ms of a whole prefill or decode phase."""
+        """Uncorrected latency in ms of a whole prefill or decode phase of a native model.
+
+        Parameters
+        ----------
+        batch_size: requests.
+        input_tokens: prompt length of each request.
+        output_tokens: answer length of each; 2 is one decode step, as the prefill gives the first token.
+        prefill: the prefill of all prompts, else every decode step after it.
+
+        Raises
+        ------
+        UnsupportedQueryError: not a native model.
+        ConfigError: a count is no integer or out of its range.
+        PerfDataNotAvailableError: the data do not cover the phase.
+        """
         return self._kind.static_phase_latency(batch_size, input_tokens, output_tokens, prefill=prefill)
 
     def static_phase_diagnostics(
         self, *, batch_size: int, context_length: int, prefill: bool, prefix: int = 0
     ) -> list[dict[str, Any]]:
-        """Operations of one step with their latencies in ms."""
+        """Operators of one pass of an op-level model, uncorrected, in graph order.
+
+        Parameters
+        ----------
+        batch_size: requests.
+        context_length: tokens of each request, `prefix` included; a decode step is priced one token later.
+        prefill: a prefill pass, else one decode step.
+        prefix: cached tokens of each request, prefill only.
+
+        Returns
+        -------
+        Rows of `name`, `latency_ms`, `energy_wms` (W ms, 0.0 where power was not measured), `source` and `details`
+        with the speed of light in `sol` (`latency_ms`, `math_ms`, `memory_ms`).
+
+        Raises
+        ------
+        As `static_phase_latency`.
+        """
         return self._kind.static_phase_diagnostics(batch_size, context_length, prefix, prefill=prefill)
 
     def predict_prefill_latency(self, bs: int, isl: int, prefix: int = 0) -> float:
-        """Uncorrected latency in ms of one prefill; `isl` includes the prefix."""
+        """Uncorrected latency in ms of one prefill of `bs` requests of `isl` tokens, `prefix` of which are cached.
+
+        Raises
+        ------
+        As `static_phase_latency`.
+        """
         return self._kind.prefill_latency(bs, isl, prefix)
 
     def predict_prefill_latency_total(
         self, batch_size: int, total_prefill_tokens: int, total_kv_read_tokens: int
     ) -> float:
-        """Uncorrected latency in ms of one prefill, by totals."""
+        """Uncorrected latency in ms of one prefill, by totals over its requests.
+
+        Parameters
+        ----------
+        batch_size: requests.
+        total_prefill_tokens: tokens computed; 0.0 ms for none.
+        total_kv_read_tokens: cached tokens read. Op-level models price whole tokens a request: of both together, and of
+            the cached ones.
+
+        Raises
+        ------
+        As `static_phase_latency`.
+        """
         return self._kind.prefill_latency_total(batch_size, total_prefill_tokens, total_kv_read_tokens)
 
     def predict_decode_latency_total(self, batch_size: int, total_past_kv_tokens: int) -> float:
-        """Uncorrected latency in ms of one decode step, by totals."""
+        """Uncorrected latency in ms of one decode step of `batch_size` requests with `total_past_kv_tokens` cached.
+
+        Raises
+        ------
+        As `static_phase_latency`.
+        """
         return self._kind.decode_latency_total(batch_size, total_past_kv_tokens)
 
+    def predict_decode_latency(self, bs: int, context_length: int, *, verify_width: int = 1) -> float:
+        """Uncorrected latency in ms of one decode step of `bs` tokens, `context_length` cached ones per request.
+
+        With a `verify_width` above 1 each request verifies that many of the `bs` tokens.
+        """
+        return self._kind.decode_latency(bs, context_length, verify_width)
+
+    def mixed_step_breakdown(
+        self, ctx_tokens: int, gen_requests: int, isl: int, osl: int, prefix: int = 0
+    ) -> tuple[float, float, float, float]:
+        """Uncorrected latency in ms of one scheduler step: (total, prefill, 0, what decoding adds).
+
+        Parameters
+        ----------
+        ctx_tokens, gen_requests: prompt tokens computed in the step, and decoding requests beside them.
+        isl, osl, prefix: prompt length, answer length and cached prompt tokens of the requests.
+
+        Source: fpm-interpolation.md section 3.7.
+        """
+        return self._kind.mixed_step(ctx_tokens, gen_requests, isl, osl, prefix)
+
+    def decode_step_latency(self, gen_requests: int, isl: int, osl: int) -> float:
+        """Uncorrected latency in ms of one step in which requests half-way through their answer decode a token."""
+        return self._kind.mixed_step(0, gen_requests, isl, osl, 0)[0]
+
     def fpm_decode_kv_ceiling(self) -> int | None:
-        """Largest measured decode KV total in tokens."""
+        """Largest measured decode KV total in tokens; None for op-level models, which extrapolate."""
         return self._kind.decode_kv_ceiling()
 
     def vision_operations(self, shapes: Sequence[Mapping[str, int]]) -> list[tuple[str, float, float, str]]:
@@ -369,6 +445,18 @@ def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
 
 
+def _diagnostics_template(selection: Selection) -> dict[str, Any]:
+    """What `diagnostics()` reports of a model that has learned nothing yet."""
+    return {
+        "source": None,
+        "readiness": "insufficient_data" if selection.warning is None else "unsupported_config",
+        "retained_observations": 0,
+        "correction_ready_buckets": 0,
+        "last_warning": selection.warning,
+        "provenance": selection.provenance(),
+    }
+
+
 def _normalized(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
     return normalize_request(config, _is_registered)
 
@@ -382,6 +470,8 @@ def _is_registered(architecture: str) -> bool:
 
 def _columns(batch: Any) -> Columns | None:
     # Told by the compiled part, so that a single estimate need not load the batch's module.
+    if type(batch) is list or type(batch) is dict:
+        return None
     columns = getattr(batch, "columns", None)
     return columns if isinstance(columns, Columns) else None
 

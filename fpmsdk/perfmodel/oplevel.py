@@ -7,7 +7,7 @@ Source: op-level.md section 5; fpm-model.md sections 2.1 and 4.
 import operator
 import os
 import tempfile
-from typing import Any, NoReturn
+from typing import Any
 
 from fpmsdk._ext.native import OpLevelEngine
 from fpmsdk._ext.operators import MISSING_FLOPS, NOT_FINITE, UNEVEN_BATCH, Operator
@@ -25,6 +25,7 @@ from fpmsdk.opgraph.execution_profile import (
     copy_retained_files,
     load_execution_profile,
 )
+from fpmsdk.opgraph.memory import require_weights_fit
 from fpmsdk.perfdb import (
     PerfDatabase,
     ResolvedVersion,
@@ -35,6 +36,7 @@ from fpmsdk.perfdb import (
 )
 from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.native import NativeKind, resolve_version
+from fpmsdk.perfmodel.oplevel_explain import OperatorExplainer, summarised
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
 from fpmsdk.perfmodel.oplevel_readiness import require_tables
 from fpmsdk.perfmodel.oplevel_tables import tables_of
@@ -53,10 +55,29 @@ class OpLevelKind(NativeKind):
         self.spec = spec
         self._engine = engine
         self._draft_width = config["nextn"] + 1
+        self._explainer = OperatorExplainer()
 
-    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> NoReturn:
-        """Refused: operators do not report the measurements that they used."""
-        raise MissingCapabilityError("this release explains whole-forward estimates only, not op_level ones (explain)")
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with the measurements behind every operator and the error that their tables suggest."""
+        native_ms, factor, slowest, evidence = self.serving.estimate_parts(metrics, decode_frame)
+        ranks = []
+        for rank, asked in enumerate(evidence):
+            lookups = [
+                lookup
+                for operator, query in asked
+                for lookup in self._explainer.lookups(operator, query, at_sol=self._engine.speed_of_light)
+            ]
+            latency_ms = sum(lookup["latency_ms"] for lookup in lookups if not lookup["overlapped"])
+            ranks.append({"rank": rank, "latency_ms": latency_ms, **summarised(lookups), "lookups": lookups})
+        return {
+            "latency_ms": native_ms * factor,
+            "native_latency_ms": native_ms,
+            "correction_factor": factor,
+            "max_rank": slowest,
+            "in_domain": all(rank["in_domain"] for rank in ranks),
+            "expected_error": None if slowest is None else ranks[slowest]["expected_error"],
+            "ranks": ranks,
+        }
 
     def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
         """Latency of a whole prefill, or of all decode steps after the first token."""
@@ -101,7 +122,8 @@ class OpLevelKind(NativeKind):
                 f"is less than batch_size {batch}",
                 "total_prefill_tokens",
             )
-        return self._engine.context_latency(batch, tokens // batch, cached // batch)
+        # What a request reads in all is a whole number, and so is what of it is cached.
+        return self._engine.context_latency(batch, (tokens + cached) // batch - cached // batch, cached // batch)
 
     def decode_latency_total(self, batch_size: int, past_kv_tokens: int) -> float:
         """Latency of one decode step, by the KV total of its requests."""
@@ -120,7 +142,7 @@ def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind,
     ------
     UnknownSystemError, UnlistedVersionError, UnsupportedModelError, PerfDataNotAvailableError: another root or kind of
         model may still answer.
-    ConfigError, PerfDataCorruptError: nothing else should.
+    ConfigError, PerfDataCorruptError: nothing else should; `InfeasibleMemoryError` when the weights do not fit.
     """
     if config["database_mode"] not in _SERVED_MODES:
         raise MissingCapabilityError(
@@ -182,7 +204,10 @@ def _compile(
     def lanes(_kind: str, table: str) -> tuple[str, ...]:
         return database.lane_order(table, model.architecture, config["attention_backend"])
 
-    return build_graph(model, deployment, lanes), database
+    spec = build_graph(model, deployment, lanes)
+    if (capacity := root.spec(system).mem_capacity_bytes) is not None:
+        require_weights_fit(model, deployment, spec, capacity)
+    return spec, database
 
 
 def compile_engine(spec: EngineSpec, database: PerfDatabase, hardware: SystemSpec) -> OpLevelEngine:

@@ -21,6 +21,15 @@ _LOW_LATENCY_TOKENS = 128
 _ALL_TO_ALL_NODE = 72
 
 
+def mode_flops_per_s(system: SystemSpec, mode: str) -> float:
+    """FLOP/s of a quantisation mode's products; 0.0 where the system does not run them.
+
+    An operator of such a mode fails when it is priced, whatever was measured.
+    """
+    compute = MODES[mode].compute
+    return system.tc_flops.get(_COMPUTE.get(compute, compute), 0.0)
+
+
 class OperatorCompiler:
     """Compiles the operators of one deployment against its tables and hardware."""
 
@@ -44,9 +53,7 @@ class OperatorCompiler:
         return [self.compile(op) for op in records]
 
     def _flops(self, mode: str) -> float:
-        # 0.0 where the system does not run the mode's products; the operator then fails when it is asked.
-        compute = MODES[mode].compute
-        return self._system.tc_flops.get(_COMPUTE.get(compute, compute), 0.0)
+        return mode_flops_per_s(self._system, mode)
 
     def _decode_flops(self, kv_cache_dtype: str) -> float:
         fp8 = kv_cache_dtype == "fp8" and (self._system.sm_version or 0) >= 89
@@ -218,10 +225,19 @@ class OperatorCompiler:
         per_node = self._system.gpus_per_node
         if per_node == 72 and gpus > 4:
             return self._library(name, scale_factor, gpus, elements, "all_reduce", "half", seq_split)
-        table = None if gpus <= 1 else self._tables.grid("custom_allreduce_perf", (min(gpus, per_node),))
+        measured = self._measured_group(gpus, per_node)
+        table = None if gpus <= 1 else self._tables.grid("custom_allreduce_perf", (measured,))
         bandwidth = self._system.p2p_bandwidth(gpus)
         sol_ms = 2.0 * 2.0 / gpus * (gpus - 1) / bandwidth * 1000.0
-        return self._collective(name, scale_factor, table, gpus, per_node, elements, seq_split, sol_ms)
+        return self._collective(name, scale_factor, table, gpus, measured, elements, seq_split, sol_ms)
+
+    def _measured_group(self, gpus: int, per_node: int) -> int:
+        # The measured group that stands for one of `gpus`: beyond a node the largest that is not larger; inside, where
+        # a gap between measured groups is a miss, the group itself or else the largest of all.
+        groups = [group for (group,) in self._tables.slices("custom_allreduce_perf")]
+        if gpus > per_node:
+            return max((group for group in groups if group <= gpus), default=gpus)
+        return min(gpus, max(groups, default=gpus))
 
     def _library(
         self, name: str, scale_factor: float, gpus: int, elements: float, operation: str, dtype: str, seq_split: int = 1
@@ -236,7 +252,7 @@ class OperatorCompiler:
         table = self._tables.grid(groups[measured], (dtype, operation, measured)) if measured in groups else None
         passes = 2.0 if operation == "all_reduce" else 1.0
         sol_ms = passes * COMM_BYTES[dtype] * (gpus - 1) / gpus / self._system.p2p_bandwidth(gpus) * 1000.0
-        return self._collective(name, scale_factor, table, gpus, measured, elements, seq_split, sol_ms)
+        return self._collective(name, scale_factor, table, gpus, measured, elements, seq_split, sol_ms, is_library=True)
 
     def _collective(
         self,
@@ -248,13 +264,24 @@ class OperatorCompiler:
         elements: float,
         seq_split: int,
         sol_ms_per_element: float,
+        *,
+        is_library: bool = False,
     ) -> compiled.Operator:
         beyond = 1.0
         if gpus > measured:
             bandwidth = self._system.p2p_bandwidth
             beyond = (gpus - 1) / gpus * measured / max(measured - 1, 1) * bandwidth(measured) / bandwidth(gpus)
         return compiled.Collective(
-            name, scale_factor, self._hardware, table, elements, seq_split, beyond, sol_ms_per_element, gpus <= 1
+            name,
+            scale_factor,
+            self._hardware,
+            table,
+            elements,
+            seq_split,
+            beyond,
+            sol_ms_per_element,
+            gpus <= 1,
+            is_library,
         )
 
     def _p2p(self, op: ops.P2P) -> compiled.Operator:

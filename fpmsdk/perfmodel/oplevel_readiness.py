@@ -7,6 +7,7 @@ fails when it is priced. Source: fpm-model.md section 4.
 from fpmsdk.errors import PerfDataNotAvailableError
 from fpmsdk.opgraph import EngineSpec, ops
 from fpmsdk.perfdb import LOW_LATENCY_KERNEL, SystemSpec
+from fpmsdk.perfmodel.oplevel_operators import mode_flops_per_s
 from fpmsdk.perfmodel.oplevel_tables import OpTables
 
 _TABLE: dict[type[ops.Op], str] = {
@@ -48,6 +49,9 @@ def _require(op: ops.Op, tables: OpTables, system: SystemSpec) -> None:
 
 
 def _tables(op: ops.Op, system: SystemSpec) -> tuple[str, ...]:
+    if isinstance(op, ops.Gemm | ops.Moe) and not mode_flops_per_s(system, op.quant_mode):
+        # Pricing names the dtype that the system lacks, which no table would bring.
+        return ()
     if isinstance(op, ops.Moe) and op.moe_kernel_source is not None:
         return ("moe_perf_low_latency" if op.moe_kernel_source == LOW_LATENCY_KERNEL else "moe_perf_by_kernel",)
     if isinstance(op, ops.CustomAllReduce):

@@ -13,7 +13,7 @@ from fpmsdk._ext.grid import GridTable
 from fpmsdk._ext.operators import ScaleTable, generation_attention_floor
 from fpmsdk._ext.sites import GemmTable
 from fpmsdk.errors import PerfDataNotAvailableError
-from fpmsdk.perfdb import PerfDatabase, Slice
+from fpmsdk.perfdb import PerfDatabase, Slice, first_seen
 
 T = TypeVar("T")
 
@@ -102,19 +102,14 @@ class OpTables:
         m, n, k = found.axes
         # Sites in the order of a nested first-seen walk m, n, k; inside a site ascending in m.
         walk = _nested_walk(found)
-        shapes, first_at, site = np.unique(
-            np.stack([n, k], axis=1)[walk], axis=0, return_index=True, return_inverse=True
-        )
-        rank = np.empty(len(shapes), np.int64)
-        rank[np.argsort(first_at)] = np.arange(len(shapes))
-        site_of = rank[site.reshape(-1)]
+        site_of, first_at = first_seen(n[walk], k[walk])
         rows = walk[np.lexsort((m[walk], site_of))]
         first = np.concatenate([[0], np.cumsum(np.bincount(site_of))])
-        ordered = shapes[np.argsort(first_at)]
+        shapes = walk[first_at]
         power = _power(found)
         return GemmTable(
-            ordered[:, 0],
-            ordered[:, 1],
+            n[shapes],
+            k[shapes],
             first,
             m[rows],
             found.latency_ms[rows],
@@ -146,15 +141,7 @@ def _nested_walk(found: Slice) -> Any:
     # Rows as a walk over first-seen m, then first-seen n of it, then first-seen k of those would meet them.
     m, n, _ = found.axes
     seen = np.argsort(found.order)
-    rank_of_m = _first_seen_rank(m, seen)
-    rank_of_n = _first_seen_rank(m * (int(n.max()) + 1) + n, seen)
+    rank_of_m, rank_of_n = np.empty_like(m), np.empty_like(m)
+    rank_of_m[seen], _ = first_seen(m[seen])
+    rank_of_n[seen], _ = first_seen(m[seen], n[seen])
     return np.lexsort((found.order, rank_of_n, rank_of_m))
-
-
-def _first_seen_rank(values: Any, seen: Any) -> Any:
-    unique, first, inverse = np.unique(values[seen], return_index=True, return_inverse=True)
-    rank = np.empty(len(unique), np.int64)
-    rank[np.argsort(first)] = np.arange(len(unique))
-    ranks = np.empty(len(values), np.int64)
-    ranks[seen] = rank[inverse.reshape(-1)]
-    return ranks

@@ -5,6 +5,7 @@ Source: fpm-interpolation.md sections 3, 4 and 8; fpm-model.md section 4.
 """
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from fpmsdk._ext.passroofline import PassRoofline
 from fpmsdk._ext.wholeforward import RESOLUTIONS, DirectEngine, SolAssistedEngine, WholeForwardEngine
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
-from fpmsdk.config.profile_identity import select_deployment
-from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError
+from fpmsdk.config.profile_identity import checkpoint_identity, select_deployment
+from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError, PerfDataWarning, UnsupportedModelError
+from fpmsdk.launch.cache_budget import require_fit
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
+from fpmsdk.opgraph.model_config import read_raw_config
 from fpmsdk.perfdb import SystemSpec, SystemsRoot, open_root
 from fpmsdk.perfdb.forward_cells import ForwardCell, ForwardTable, open_forward_table
 from fpmsdk.perfdb.forward_schema import IDENTITY_COLUMNS, TABLE_FILE, UNRECORDED
@@ -23,12 +26,15 @@ from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_distance
 from fpmsdk.perfmodel.native import NativeKind, resolve_version
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
+from fpmsdk.perfmodel.wholeforward_steps import decode_totals, mixed_step
 from fpmsdk.perfmodel.wholeforward_tables import AssistedCurves, assisted_curves_of, strict_curves_of
 
 # Tokens between two priced steps of a static decode.
 _STRIDE = 32
 _U32_MAX = 2**32 - 1
 TRANSFERRED = RESOLUTIONS[-1]
+# Parts of a checkpoint's configuration that stand for work beside the language model.
+_ENCODERS = ("vision_config", "audio_config")
 _PHASES_OF = {"prefill": ("prefill",), "decode": ("decode",), "aggregated": ("prefill", "decode")}
 Coordinates = tuple[float, float | None, float]
 
@@ -139,6 +145,18 @@ class WholeForwardKind(NativeKind):
         batch = _whole("batch_size", batch_size, 1)
         return self._engine.decode_latency(batch, _whole("total_past_kv_tokens", past_kv_tokens, 0))
 
+    def decode_latency(self, batch_size: int, context_length: int, verify_width: int) -> float:
+        """Latency of one decode step, told per request."""
+        return self._engine.decode_latency(*decode_totals(batch_size, context_length, verify_width))
+
+    def mixed_step(
+        self, ctx_tokens: int, gen_requests: int, isl: int, osl: int, prefix: int
+    ) -> tuple[float, float, float, float]:
+        """Latency of one scheduler step, with its parts."""
+        names = ("ctx_tokens", "gen_requests", "isl", "osl", "prefix")
+        asked = (ctx_tokens, gen_requests, isl, osl, prefix)
+        return mixed_step(self._engine, *(_whole(name, value, 0) for name, value in zip(names, asked, strict=True)))
+
     def decode_kv_ceiling(self) -> int | None:
         """Largest KV total of a decode point measured with KV of its own; None without any."""
         return self._kv_ceiling
@@ -210,7 +228,7 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     ------
     UnknownSystemError, UnlistedVersionError, UnsupportedModelError, PerfDataNotAvailableError: another root or kind of
         model may still answer.
-    ConfigError, PerfDataCorruptError: nothing else should.
+    ConfigError, PerfDataCorruptError: nothing else should; `InfeasibleMemoryError` when the profile does not fit.
     """
     root = open_root(root_path)
     system, backend = config["system"], config["backend"]
@@ -220,11 +238,21 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     options = dict(config["estimator_config"]["fpm_interpolation"])
     path = _table_path(options, root, system, backend, version)
     profile = None if config["fpm_profile"] is None else load_fpm_profile(config["fpm_profile"])
+    if profile is not None:
+        _require_fit(profile, config, hardware)
     graph = None if options["method"] == "direct" else _graph(config, root, hardware, version)
     table = open_forward_table(path, system, backend, version)
     cell = table.select(config["model"], _identity(config, profile, graph))
     _require_phases(cell, config["worker_type"], path, direct=graph is None)
-    engine = _engine(table, cell, graph, hardware, collects=options.get("collect_coverage", False))
+    if graph is not None and cell.kept_fake_rows:
+        warnings.warn(
+            f"{path}: {cell.kept_fake_rows} decode points of {cell.model_path!r} were measured without KV of their own "
+            f"and stay as recorded ({cell.replaced_fake_rows} were extrapolated from real ones); measure "
+            "them with real KV",
+            PerfDataWarning,
+            stacklevel=2,
+        )
+    engine = _engine(table, cell, graph, hardware, options)
     if "fpm_parquet_path" in options:
         options["fpm_parquet_path"] = path
     pinned = config | {
@@ -234,6 +262,13 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
         "estimator_config": config["estimator_config"] | {"fpm_interpolation": options},
     }
     return WholeForwardKind(engine, table, cell, pinned), pinned
+
+
+def _require_fit(profile: FpmModelProfile, config: Mapping[str, Any], hardware: SystemSpec) -> None:
+    # A deployment that no GPU of the system holds was not measured on it.
+    deployment = select_deployment(profile, config)
+    if hardware.mem_capacity_bytes is not None and deployment.resources.memory_source != "pending":
+        require_fit(profile, deployment, hardware.mem_capacity_bytes)
 
 
 def _explicit_policy(policy: list[str] | None) -> list[str]:
@@ -249,9 +284,18 @@ def _table_path(options: Mapping[str, Any], root: SystemsRoot, system: str, back
 
 
 def _graph(config: dict[str, Any], root: SystemsRoot, hardware: SystemSpec, version: str) -> EngineSpec:
-    model = read_model_config(config["model"], [os.path.join(os.path.dirname(root.path), "model_configs")])
+    bundles = [os.path.join(os.path.dirname(root.path), "model_configs")]
+    model = read_model_config(config["model"], bundles)
+    encoders = [name for name in _ENCODERS if read_raw_config(config["model"], bundles).get(name)]
+    if encoders and not config["estimator_config"]["fpm_interpolation"].get("text_only", False):
+        raise UnsupportedModelError(
+            f"{config['model']} has an encoder ({', '.join(encoders)}), which whole-forward tables do not "
+            "time; set estimator_config.fpm_interpolation.text_only for work without images and sound",
+            "estimator_config.fpm_interpolation.text_only",
+        )
+    # A table knows decode context parallelism by its identity; the operators of a pass are the same.
     deployment = Deployment.from_config(
-        config, backend_version=version, sm_version=hardware.sm_version, systems_path=root.path
+        config, backend_version=version, sm_version=hardware.sm_version, systems_path=root.path, dcp=None
     )
     return build_graph(model, deployment, lambda _kind, _table: ())
 
@@ -260,7 +304,11 @@ def _identity(config: dict[str, Any], profile: FpmModelProfile | None, graph: En
     """The cell that stands for a deployment: what its profile states, or what its graph runs with."""
     if profile is not None:
         deployment = select_deployment(profile, config)
-        identity = deployment.match_identity() | deployment.execution_identity(profile.model_revision)
+        identity = (
+            deployment.match_identity()
+            | checkpoint_identity(profile)
+            | deployment.execution_identity(profile.model_revision)
+        )
     else:
         assert graph is not None  # direct needs a profile
         attention = config["attention_backend"]
@@ -299,12 +347,18 @@ def _require_phases(cell: ForwardCell, worker_type: str, path: str, *, direct: b
 
 
 def _engine(
-    table: ForwardTable, cell: ForwardCell, graph: EngineSpec | None, hardware: SystemSpec, *, collects: bool
+    table: ForwardTable,
+    cell: ForwardCell,
+    graph: EngineSpec | None,
+    hardware: SystemSpec,
+    options: Mapping[str, Any],
 ) -> WholeForwardEngine:
+    continuous = options.get("ragged_edges") == "continuous"
     if graph is None:
         describe = DirectMisses(cell).describe
+        collects = options.get("collect_coverage", False)
         log = CoverageLog(cell.model_path, cell.identity, cell.cell_ids, describe) if collects else None
-        return DirectEngine(*strict_curves_of(table, cell), describe, log)
+        return DirectEngine(*strict_curves_of(table, cell), describe, log, continuous=continuous)
     curves = assisted_curves_of(table, cell)
     rooflines = RooflineRecords(hardware)
     context, generation = (PassRoofline(rooflines.of(ops)) for ops in (graph.context_ops, graph.generation_ops))
@@ -316,6 +370,7 @@ def _engine(
         context,
         generation,
         SolMisses(cell, curves, {"prefill": context.names, "decode": generation.names}).describe,
+        continuous=continuous,
     )
 
 

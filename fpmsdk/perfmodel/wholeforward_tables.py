@@ -44,9 +44,7 @@ class AssistedCurves(NamedTuple):
 
 def strict_curves(prefill: Points, decode: Points, knees: Mapping[str, tuple[int, ...]] | None = None) -> StrictCurves:
     """Compile genuine points for strict lookups, which never blend across a declared knee."""
-    declared = knees or {}
-    tokens = (declared.get("total_prefill_tokens", ()), False)
-    kv = (declared.get("kv_tokens_per_request", ()), True)
+    tokens, kv = _declared(knees)
     rows = decode_curves(decode)
     return StrictCurves(
         CurveSet(*prefill_curves(prefill), x_knees=tokens, second_knees=kv),
@@ -56,12 +54,29 @@ def strict_curves(prefill: Points, decode: Points, knees: Mapping[str, tuple[int
     )
 
 
-def assisted_curves(prefill: Points, decode: Points) -> AssistedCurves:
-    """Compile points for lookups with a roofline."""
+def assisted_curves(
+    prefill: Points, decode: Points, knees: Mapping[str, tuple[int, ...]] | None = None
+) -> AssistedCurves:
+    """Compile points for lookups with a roofline, which never blend across a declared knee either."""
+    tokens, kv = _declared(knees)
     curves, rows = prefill_curves(prefill), decode_curves(decode)
     return AssistedCurves(
-        CurveSet(*curves), CurveSet(*rows), capture_batches(rows), flat_batch_limit(curves), curves, rows
+        CurveSet(*curves, x_knees=tokens, second_knees=kv),
+        CurveSet(*rows, x_knees=kv),
+        capture_batches(rows),
+        flat_batch_limit(curves),
+        curves,
+        rows,
     )
+
+
+DeclaredKnees = tuple[tuple[int, ...], bool]
+
+
+def _declared(knees: Mapping[str, tuple[int, ...]] | None) -> tuple[DeclaredKnees, DeclaredKnees]:
+    # Knees of prefill tokens and of KV tokens per request, as the compiled curves take them.
+    declared = knees or {}
+    return (declared.get("total_prefill_tokens", ()), False), (declared.get("kv_tokens_per_request", ()), True)
 
 
 _lock = threading.Lock()
@@ -83,6 +98,6 @@ def assisted_curves_of(table: ForwardTable, cell: ForwardCell) -> AssistedCurves
     key = ("assisted", id(cell))
     with _lock:
         if key not in table.compiled:
-            table.compiled[key] = assisted_curves(cell.prefill, cell.decode)
+            table.compiled[key] = assisted_curves(cell.prefill, cell.decode, table.knees)
         found: AssistedCurves = table.compiled[key]
     return found

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fpmsdk.files import whole_file
+
 FILE_NAME = "fpm-coverage.json"
 COUNTING_UNIT = "native_lookup_resolutions"
 _OUTCOMES = ("measured", "interpolated", "unsupported")
@@ -85,7 +87,6 @@ def write_coverage(folder: str | os.PathLike[str], coverage: Mapping[str, Any] |
         path.unlink(missing_ok=True)
         return None
     document = json.loads(coverage) if isinstance(coverage, str) else coverage
-    staged = path.with_suffix(f".{os.getpid()}.tmp")
-    staged.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(staged, path)
+    with whole_file(path) as file:
+        file.write((json.dumps(document, indent=1) + "\n").encode())
     return path

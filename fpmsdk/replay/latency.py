@@ -60,11 +60,11 @@ class Distribution:
         )
 
     @classmethod
-    def of_stream(cls, values: ArrayLike, counts: ArrayLike) -> Distribution:
+    def of_stream(cls, values: ArrayLike, counts: ArrayLike, exact: bool = False) -> Distribution:
         """Figures of a stream in which values[i] occurred counts[i] times.
 
-        Moments are exact, percentiles those of a DDSketch with relative accuracy 0.001 (a stream of one value
-        answers with it). Non-finite values are left out.
+        Moments are exact; percentiles too when `exact`, else those of a DDSketch with relative accuracy 0.001 (a
+        stream of one value answers with it). Non-finite values are left out.
 
         >>> Distribution.of_stream([1.0, 11.0], [3, 1]).median
         0.9989999999999999
@@ -85,7 +85,7 @@ class Distribution:
             min=float(stream[0]),
             max=float(stream[-1]),
             std=math.sqrt(float(((stream - mean) ** 2 * weights).sum() / total)),
-            **(at if total == 1 else {name: _sketched(value) for name, value in at.items()}),
+            **(at if exact or total == 1 else {name: _sketched(value) for name, value in at.items()}),
         )
 
     def named(self, name: str) -> dict[str, float]:

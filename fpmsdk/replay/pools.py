@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fpmsdk._ext.pages import KvCache, PrefixKeys
 from fpmsdk._ext.placement import KvAwarePlacement, Placement
-from fpmsdk._ext.pricing import PassPricer
+from fpmsdk._ext.pricing import FixedTiming, PassPricer
 from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.scheduler import Requests, Role, Scheduler
 from fpmsdk._ext.speculation import DraftAcceptance
@@ -46,16 +47,7 @@ class PoolPlan:
     def build(self, trace: Trace, requests: Requests, recorder: Recorder) -> WorkerPool:
         """Return the pool, ready to serve the requests of the trace."""
         engine = self.launch.engine
-        keys = None
-        if engine.enable_prefix_caching or self.placement == "kv_aware":
-            keys = PrefixKeys(
-                trace.prompt_tokens,
-                trace.output_tokens,
-                trace.hash_offsets,
-                trace.hash_ids,
-                trace.block_tokens,
-                engine.block_size,
-            )
+        keys = self._keys(trace)
         num_ranks = self.num_workers * self.launch.dp_size
         schedulers = [self._scheduler(requests, keys, rank) for rank in range(num_ranks)]
         placement: Placement
@@ -64,6 +56,24 @@ class PoolPlan:
         else:
             placement = Placement(self.num_workers, self.launch.dp_size, engine.worker_type != "aggregated")
         return WorkerPool(schedulers, self.pricer, placement, recorder, self.pass_by_pass)
+
+    def refusals(self, trace: Trace) -> NDArray[np.int8]:
+        """What a rank says to each request that comes alone, int8[n] of `Refusal`."""
+        requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
+        return self._scheduler(requests, self._keys(trace), 0).refusals()
+
+    def _keys(self, trace: Trace) -> PrefixKeys | None:
+        engine = self.launch.engine
+        if not engine.enable_prefix_caching and self.placement != "kv_aware":
+            return None
+        return PrefixKeys(
+            trace.prompt_tokens,
+            trace.output_tokens,
+            trace.hash_offsets,
+            trace.hash_ids,
+            trace.block_tokens,
+            engine.block_size,
+        )
 
     @property
     def num_gpus_per_worker(self) -> int:
@@ -98,6 +108,28 @@ class PoolPlan:
             prefill_schedule_interval=engine.prefill_schedule_interval if self.launch.dp_size > 1 else 1,
             **{**self.settings, "vllm_version": parsed_version(self.settings["vllm_version"])},
         )
+
+
+# What vLLM does when nothing is said.
+VLLM_DEFAULTS: Mapping[str, Any] = {
+    "scheduling_policy": "fcfs",
+    "long_prefill_token_threshold": 0,
+    "long_prefill_token_threshold_adaptive": False,
+    "vllm_version": "0.32",
+    "watermark": 0.0,
+    "scheduler_reserve_full_isl": True,
+}
+
+
+def refusals(trace: Trace, launch: EngineLaunchConfig, scheduler_rules: str) -> NDArray[np.int8]:
+    """What an engine says to each request of a trace that comes alone, int8[n] of `Refusal`.
+
+    Raises MissingCapabilityError or ConfigError when the engine cannot be simulated under these rules.
+    """
+    check_simulated(launch.engine, scheduler_rules)
+    pricer = PassPricer(FixedTiming(0.0, 0.0), False, 0.0, 0.0)
+    settings = {"scheduler_rules": scheduler_rules, **VLLM_DEFAULTS}
+    return PoolPlan(launch, 1, pricer, "round_robin", settings).refusals(trace)
 
 
 def check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:

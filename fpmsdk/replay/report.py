@@ -83,6 +83,7 @@ class ReplayReport:
     num_prefill_workers, prefill_gpus_per_worker: the same of disaggregated prefill workers.
     options: the settings that the figures depend on; shown in the JSON report.
     sla: bounds for goodput.
+    exact_itl: percentiles of token gaps exactly, not those of a sketch.
     fpm_query_coverage: how measured tables covered the replay, None when that was not collected.
 
     Raises
@@ -110,6 +111,7 @@ class ReplayReport:
         prefill_gpus_per_worker: int = 0,
         options: Mapping[str, Any] | None = None,
         sla: Sla | None = None,
+        exact_itl: bool = False,
         fpm_query_coverage: Mapping[str, Any] | None = None,
     ) -> None:
         self.fpm_query_coverage = fpm_query_coverage
@@ -138,7 +140,7 @@ class ReplayReport:
             **self._volume(clock_ms, wall_time_ms),
             **_provision(clock_ms, num_workers, gpus_per_worker, num_prefill_workers, prefill_gpus_per_worker),
             **(self._goodput(sla) if sla is not None else {}),
-            **self._distributions(gap_ms, gap_count),
+            **self._distributions(gap_ms, gap_count, exact_itl),
             "kv_eviction_policy": "lru",
             "committed_prefill_tokens": committed_prefill_tokens,
         }
@@ -281,7 +283,9 @@ class ReplayReport:
             "goodput_output_throughput_tok_s": int(columns["output_tokens"][good].sum()) / seconds,
         }
 
-    def _distributions(self, gap_ms: NDArray[np.float64], gap_count: NDArray[np.int64]) -> dict[str, Any]:
+    def _distributions(
+        self, gap_ms: NDArray[np.float64], gap_count: NDArray[np.int64], exact_itl: bool
+    ) -> dict[str, Any]:
         done = self._completed
         latencies = self.latencies
         positive = gap_ms > 0
@@ -292,9 +296,9 @@ class ReplayReport:
             **Distribution.of_sample(latencies.ttft_ms[done]).named("ttft_ms"),
             **Distribution.of_sample(latencies.ttst_ms[done]).named("ttst_ms"),
             **Distribution.of_sample(latencies.itl_ms[done]).named("tpot_ms"),
-            **Distribution.of_stream(gap_ms, gap_count).named("itl_ms"),
+            **Distribution.of_stream(gap_ms, gap_count, exact_itl).named("itl_ms"),
             **Distribution.of_sample(latencies.e2e_ms[done]).named("e2e_latency_ms"),
-            **Distribution.of_stream(1e3 / gap_ms[positive], gap_count[positive]).named(
+            **Distribution.of_stream(1e3 / gap_ms[positive], gap_count[positive], exact_itl).named(
                 "output_token_throughput_per_user"
             ),
         }

@@ -32,7 +32,8 @@ from fpmsdk.errors import (
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.coverage import coverage_on_failure, coverage_roles, replay_coverage
 from fpmsdk.replay.latency import Sla
-from fpmsdk.replay.pools import PoolPlan, check_simulated, parsed_version
+from fpmsdk.replay.pools import VLLM_DEFAULTS, PoolPlan, check_simulated, parsed_version
+from fpmsdk.replay.rejections import rejection_reasons
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
 
@@ -88,6 +89,8 @@ def replay_trace(
     vllm_version: str = "0.32",
     watermark: float = 0.0,
     scheduler_reserve_full_isl: bool = True,
+    warm_prefix_cache: bool = False,
+    exact_itl: bool = False,
     record_passes: bool = True,
 ) -> ReplayReport:
     """Serve a trace with simulated vLLM workers and return the report.
@@ -117,6 +120,9 @@ def replay_trace(
     scheduling_policy, long_prefill_token_threshold, long_prefill_token_threshold_adaptive, watermark,
         scheduler_reserve_full_isl: vLLM settings that a launch does not carry, with vLLM's defaults.
     vllm_version: selects the long-prefill rule; from 0.31 on a lone request is not cut.
+    warm_prefix_cache: every worker (of disaggregated serving every prefill worker) has cached, before the first
+        arrival, the prompt prefixes that several requests of the trace share, as far as they fit.
+    exact_itl: percentiles of the stream of token gaps exactly, not those of a sketch that is good to 0.1 %.
     record_passes: keep a row per pass.
 
     Raises
@@ -139,11 +145,7 @@ def replay_trace(
     _check_choice("scheduler_rules", scheduler_rules, ("vllm", "simulator"))
     _check_choice("mixed_pass_pricing", mixed_pass_pricing, ("composed", "separate"))
     _check_integer("num_workers", num_workers, 1)
-    _check_number("arrival_speedup_ratio", arrival_speedup_ratio, sys.float_info.min)
-    if concurrency is not None:
-        _check_integer("concurrency", concurrency, 1)
-    if max_sim_time_ms is not None:
-        _check_number("max_sim_time_ms", max_sim_time_ms, 0.0)
+    _check_load(trace, arrival_speedup_ratio, concurrency, max_sim_time_ms)
     _check_choice("placement", placement, ("round_robin", "kv_aware"))
     _check_integer("num_prefill_workers", num_prefill_workers, 1)
     _check_number("handoff_latency_ms", handoff_latency_ms, 0.0)
@@ -181,6 +183,7 @@ def replay_trace(
         )
         placement = "round_robin"
     _check_topology(launch, prefill, prefill_timing, num_prefill_workers, handoff_latency_ms)
+    _check_warm_cache(warm_prefix_cache, trace, launch if prefill is None else prefill.launch)
     main = plan(launch, num_workers, timing, placement)
     plans = [main] if prefill is None else [prefill, main]
     for pool in plans:
@@ -189,11 +192,14 @@ def replay_trace(
     requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
     recorder = Recorder(len(trace), record_passes)
     source = launch if prefill is None else prefill.launch
+    pools = [pool.build(trace, requests, recorder) for pool in plans]
+    if warm_prefix_cache:
+        pools[0].warm_prefix_caches()
     replay = Replay(
         requests,
         recorder,
-        main.build(trace, requests, recorder),
-        None if prefill is None else prefill.build(trace, requests, recorder),
+        pools[-1],
+        None if prefill is None else pools[0],
         transfer_bytes_per_token=float(source.engine.kv_transfer_bytes_per_token or 0),
         transfer_bytes_per_s=(source.engine.kv_transfer_bandwidth or 0.0) * 1e9,
         handoff_ms=handoff_latency_ms,
@@ -201,6 +207,7 @@ def replay_trace(
         arrival_ms=_sped_up(trace.arrival_ms, arrival_speedup_ratio),
         next_turn=_next_turns(trace),
         delay_ms=_sped_up(trace.delay_ms, arrival_speedup_ratio),
+        followers=_followers(trace) if len(trace.awaits) else None,
         concurrency=min(concurrency or 0, len(trace)),
         dp_rank=trace.dp_rank,
         prefill_dp_rank=trace.prefill_dp_rank,
@@ -243,6 +250,8 @@ def replay_trace(
             "arrival_speedup_ratio": arrival_speedup_ratio,
             "concurrency": concurrency,
             "max_sim_time_ms": max_sim_time_ms,
+            "warm_prefix_cache": warm_prefix_cache,
+            "exact_itl": exact_itl,
             **vllm_settings,
             "launch": launch.to_dict(),
             **(
@@ -256,6 +265,7 @@ def replay_trace(
             ),
         },
         sla=bounds,
+        exact_itl=exact_itl,
         fpm_query_coverage=replay_coverage(roles, completed=True) if (roles := coverage_roles(*timings)) else None,
     )
     report.summary["composed_passes"] = sum(pool.pricer.num_composed for pool in plans)
@@ -327,6 +337,13 @@ def _check_topology(
     if prefill is not None:
         if any(given.engine.backend == "trtllm" for given, _ in expected.values()):
             raise MissingCapabilityError("disaggregated workers of backend trtllm cannot be replayed by this release")
+        engine = prefill.launch.engine
+        if handoff_latency_ms != 0.0 and engine.kv_transfer_bytes_per_token and engine.kv_transfer_bandwidth:
+            raise ConfigError(
+                "handoff_latency_ms has no effect when the prefill launch sets kv_transfer_bytes_per_token and "
+                "kv_transfer_bandwidth; leave it out",
+                "handoff_latency_ms",
+            )
         return
     given_options = {
         "prefill_timing": prefill_timing is not None,
@@ -336,6 +353,28 @@ def _check_topology(
     for option, is_given in given_options.items():
         if is_given:
             raise ConfigError(f"{option} has no effect without prefill_launch; leave it out", option)
+
+
+def _check_load(
+    trace: Trace, arrival_speedup_ratio: float, concurrency: int | None, max_sim_time_ms: float | None
+) -> None:
+    _check_number("arrival_speedup_ratio", arrival_speedup_ratio, sys.float_info.min)
+    if max_sim_time_ms is not None:
+        _check_number("max_sim_time_ms", max_sim_time_ms, 0.0)
+    if concurrency is None:
+        return
+    _check_integer("concurrency", concurrency, 1)
+    if arrival_speedup_ratio != 1.0 and not trace.delay_ms.any():
+        raise ConfigError(
+            "arrival_speedup_ratio has no effect with concurrency on requests that wait for nothing; leave one out",
+            "arrival_speedup_ratio",
+        )
+
+
+def _check_warm_cache(is_warm: bool, trace: Trace, launch: EngineLaunchConfig) -> None:
+    if is_warm and not (launch.engine.enable_prefix_caching and len(trace.hash_ids)):
+        why = "hash_ids" if launch.engine.enable_prefix_caching else "engine.enable_prefix_caching"
+        raise ConfigError(f"warm_prefix_cache has no effect without {why}; leave it out", "warm_prefix_cache")
 
 
 def _check_dp_ranks(trace: Trace, launch: EngineLaunchConfig) -> None:
@@ -384,8 +423,12 @@ def _check_vllm_settings(settings: Mapping[str, Any], engine: EngineConfig, sche
     threshold = settings["long_prefill_token_threshold"]
     _check_integer("long_prefill_token_threshold", threshold, 0, engine.max_model_len)
     parsed_version(settings["vllm_version"])
-    defaults = {"scheduling_policy": "fcfs", "long_prefill_token_threshold": 0, "watermark": 0.0}
-    for name, default in defaults.items():
+    if settings["long_prefill_token_threshold_adaptive"] and not threshold:
+        raise ConfigError(
+            "long_prefill_token_threshold_adaptive has no effect without long_prefill_token_threshold; give both",
+            "long_prefill_token_threshold_adaptive",
+        )
+    for name, default in VLLM_DEFAULTS.items():
         if scheduler_rules == "simulator" and settings[name] != default:
             raise ConfigError(
                 f"{name} is {settings[name]!r}, but scheduler_rules 'simulator' know no such setting; "
@@ -419,6 +462,22 @@ def _next_turns(trace: Trace) -> NDArray[np.int64]:
     return np.where(same_session, rows + 1, -1)
 
 
+def _followers(
+    trace: Trace,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of sessions that branch: who waits for each row, for how many rows each waits, and its session."""
+    rows = np.arange(len(trace))
+    steps = np.diff(trace.awaits_offsets)
+    # A later turn that names none waits for the row before it.
+    waits_for_last = (steps == 0) & (trace.turn_index > 0)
+    follower = np.concatenate([np.repeat(rows, steps), rows[waits_for_last]])
+    awaited = np.concatenate([np.repeat(rows, steps) - trace.awaits, rows[waits_for_last] - 1])
+    order = np.lexsort((follower, awaited))
+    offsets = np.zeros(len(trace) + 1, np.int64)
+    np.cumsum(np.bincount(awaited, minlength=len(trace)), out=offsets[1:])
+    return offsets, follower[order], np.bincount(follower, minlength=len(trace)), trace.session_index
+
+
 def _table_columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
     columns: dict[str, NDArray[Any]] = {name: rows[name] for name in rows.dtype.names or ()}
     columns["pool"] = np.array(["agg", "prefill", "decode"], object)[columns.pop("role")]
@@ -444,26 +503,12 @@ def _session_names(trace: Trace) -> NDArray[np.object_]:
     return names
 
 
-def _rejection_reasons(engine: EngineConfig, scheduler_rules: str) -> NDArray[np.object_]:
-    """What each `Refusal` of the pool that a request arrives at says."""
-    usable_blocks = engine.num_gpu_blocks - (scheduler_rules == "vllm")
-    reasons = np.full(len(Refusal), None, object)
-    reasons[Refusal.MODEL_LENGTH] = f"its prompt leaves no room below max_model_len = {engine.max_model_len}"
-    reasons[Refusal.KV_CAPACITY] = (
-        f"its prompt needs more than the {usable_blocks} usable KV blocks of {engine.block_size} tokens"
-    )
-    reasons[Refusal.UNCHUNKED_PROMPT] = (
-        f"its prompt exceeds max_num_batched_tokens = {engine.max_num_batched_tokens} without chunked prefill"
-    )
-    return reasons
-
-
 def _request_columns(
     trace: Trace, requests: Requests, recorder: Recorder, plans: list[PoolPlan], scheduler_rules: str
 ) -> dict[str, NDArray[Any]]:
     outcomes = np.full(len(Status), "unfinished", object)
     outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
-    reasons = _rejection_reasons(plans[0].launch.engine, scheduler_rules)
+    reasons = rejection_reasons(plans[0].launch.engine, scheduler_rules)
     status = requests.column("status")
     was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")) | (len(plans) == 1)
     return {

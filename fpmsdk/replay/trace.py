@@ -7,10 +7,10 @@ knows the identity of prompt blocks (`hash_ids`), never token values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,6 +50,9 @@ class Trace:
         blocks shares its prompt with no other; any other row has just enough to cover its prompt.
     hash_ids: int64, dense from 0 in order of first appearance in the source.
     block_tokens: prompt tokens that one hash id stands for.
+    awaits_offsets: int64[n + 1]; row i owns `awaits[awaits_offsets[i]:awaits_offsets[i + 1]]`.
+    awaits: int64, how many rows back those of the same session lie that a later turn waits for, `delay_ms` after the
+        last of them has completed; a later turn without any waits for the row before it.
 
     Source: engine-and-replay.md section 5.2.
 
@@ -72,17 +75,32 @@ class Trace:
     hash_offsets: Int64
     hash_ids: Int64
     block_tokens: int
+    awaits_offsets: Int64
+    awaits: Int64
 
     @classmethod
-    def read(cls, path: str | Path, format: str | None = None, *, block_tokens: int = 512) -> Trace:
-        """Read a trace file, gzip-compressed or not.
+    def read(
+        cls,
+        path: str | Path,
+        format: str | None = None,
+        *,
+        block_tokens: int | None = None,
+        time_unit: Literal["ms", "s"] | None = None,
+        benchmark: int | None = None,
+        nested_timestamps: Literal["auto", "absolute", "relative"] | None = None,
+    ) -> Trace:
+        """Read a trace file, gzip-compressed or not; an option that the form does not have is refused.
 
         Parameters
         ----------
-        path: the file.
-        format: `mooncake` (JSON lines), `azure` (CSV) or `recorded` (the request record of a measured
-            run); None decides by the ending .jsonl, .csv or .json, before an optional .gz.
-        block_tokens: prompt tokens per hash id of a Mooncake trace.
+        path: the file; of `weka` also a directory of plays.
+        format: `mooncake`, `aiperf` (JSON lines), `azure`, `burstgpt` (CSV), `guidellm`, `weka`, `recorded` (JSON) or
+            `parquet`; None looks at the ending and the first record.
+        block_tokens: prompt tokens per hash id of a Mooncake trace, 512 when omitted.
+        time_unit: unit of `timestamp` and `delay` in a Mooncake trace, `ms` when omitted.
+        benchmark: which benchmark of a GuideLLM report, from 0; needed when it holds several.
+        nested_timestamps: whether the requests of a Weka subagent count from its start; `auto`, the default, takes
+            `relative` when one of them would lie before it.
 
         Raises
         ------
@@ -99,10 +117,9 @@ class Trace:
         >>> trace.arrival_ms.tolist(), trace.prompt_tokens.tolist(), trace.hash_ids.tolist()
         ([0.0], [700], [0, 1])
         """
-        from fpmsdk.replay.formats import reader_for
+        from fpmsdk.replay.formats import ReadOptions, read_trace
 
-        _check_block_tokens(block_tokens, str(path))
-        return reader_for(path, format)(path, block_tokens)
+        return read_trace(path, format, ReadOptions(block_tokens, time_unit, benchmark, nested_timestamps))
 
     @classmethod
     def from_arrays(
@@ -119,6 +136,7 @@ class Trace:
         prefill_dp_rank: ArrayLike | None = None,
         hash_ids: Sequence[Sequence[int]] | None = None,
         block_tokens: int = 512,
+        awaits: Sequence[Sequence[int]] | None = None,
     ) -> Trace:
         """Build a trace from columns of equal length; rows in any order are put into arrival order.
 
@@ -134,6 +152,7 @@ class Trace:
         prefill_dp_rank: the same on prefill workers; `dp_rank` when omitted.
         hash_ids: block identities of each prompt, unsigned 64-bit; none, or enough to cover the prompt.
         block_tokens: prompt tokens per hash id.
+        awaits: of each row, how many turns of its session back those lie that it waits for; none for the turn before.
 
         Raises
         ------
@@ -148,7 +167,7 @@ class Trace:
         if n == 0:
             raise TraceError("the trace has no requests; give at least one row")
         outputs = _integers("output_tokens", output_tokens, 0, MAX_TOKENS, n)
-        _check_block_tokens(block_tokens)
+        check_block_tokens(block_tokens)
         if request_ids is None:
             ids = [f"request_{row}" for row in range(1, n + 1)]
         else:
@@ -165,7 +184,7 @@ class Trace:
             ranks if prefill_dp_rank is None else _integers("prefill_dp_rank", prefill_dp_rank, -1, MAX_PRIORITY, n)
         )
         if session_ids is None:
-            names, session, turn = np.array(ids, object), np.arange(n), np.zeros(n, np.int64)
+            names, session, turn = ids, np.arange(n), np.zeros(n, np.int64)
         else:
             names, session, turn = _sessions(_names("session_ids", session_ids, n))
         first = turn == 0
@@ -177,27 +196,142 @@ class Trace:
             )
         arrivals = _milliseconds("arrival_ms", arrival_ms, n, first)
         offsets, blocks = _blocks(hash_ids, prompts, block_tokens)
+        awaits_offsets, steps = _awaits(awaits, turn)
 
-        session_arrival = arrivals[first]
-        by_arrival = np.argsort(session_arrival, kind="stable")
-        rank = np.empty(len(names), np.int64)
-        rank[by_arrival] = np.arange(len(names))
+        return cls.ordered(
+            request_ids=ids,
+            session_ids=names,
+            session_arrival_ms=arrivals[first],
+            session=session,
+            turn=turn,
+            delay_ms=delays,
+            prompt_tokens=prompts,
+            output_tokens=outputs,
+            priority=priorities,
+            dp_rank=ranks,
+            prefill_dp_rank=prefill_ranks,
+            hash_offsets=offsets,
+            hash_ids=blocks,
+            block_tokens=block_tokens,
+            awaits_offsets=awaits_offsets,
+            awaits=steps,
+        )
+
+    @classmethod
+    def ordered(
+        cls,
+        *,
+        request_ids: list[str],
+        session_ids: list[str],
+        session_arrival_ms: Float64,
+        session: Int64,
+        turn: Int64,
+        delay_ms: Float64,
+        prompt_tokens: Int64,
+        output_tokens: Int64,
+        priority: Int64,
+        dp_rank: Int64,
+        prefill_dp_rank: Int64,
+        hash_offsets: Int64,
+        hash_ids: NDArray[np.uint64],
+        block_tokens: int,
+        awaits_offsets: Int64,
+        awaits: Int64,
+    ) -> Trace:
+        """Put checked columns of a source into the order of a trace; for readers of files.
+
+        Parameters
+        ----------
+        session_ids, session_arrival_ms: one entry per session, in order of appearance.
+        session, turn: of each row; the turns of a session come in order.
+        hash_offsets, hash_ids: raw block identities of each row, as many as its prompt has blocks or none.
+        awaits_offsets, awaits: as in the class.
+        """
+        by_arrival = np.argsort(session_arrival_ms, kind="stable")
+        rank = np.empty(len(session_ids), np.int64)
+        rank[by_arrival] = np.arange(len(session_ids))
         order = np.lexsort((turn, rank[session]))
-        arrivals[~first] = np.nan
+        arrivals = np.where(turn == 0, session_arrival_ms[session], np.nan)
         return cls(
-            request_ids=np.array(ids, object)[order],
+            request_ids=np.array(request_ids, object)[order],
             arrival_ms=arrivals[order],
-            prompt_tokens=prompts[order],
-            output_tokens=outputs[order],
-            priority=priorities[order],
-            session_ids=names[by_arrival],
+            prompt_tokens=prompt_tokens[order],
+            output_tokens=output_tokens[order],
+            priority=priority[order],
+            session_ids=np.array(session_ids, object)[by_arrival],
             session_index=rank[session][order],
             turn_index=turn[order],
-            delay_ms=delays[order],
-            dp_rank=ranks[order],
-            prefill_dp_rank=prefill_ranks[order],
-            hash_offsets=_gathered_offsets(offsets, order),
-            hash_ids=_gathered(offsets, blocks, order),
+            delay_ms=delay_ms[order],
+            dp_rank=dp_rank[order],
+            prefill_dp_rank=prefill_dp_rank[order],
+            hash_offsets=_gathered_offsets(hash_offsets, order),
+            hash_ids=_gathered(hash_offsets, _dense(hash_ids), order),
+            block_tokens=block_tokens,
+            awaits_offsets=_gathered_offsets(awaits_offsets, order),
+            awaits=_gathered(awaits_offsets, awaits, order),
+        )
+
+    @classmethod
+    def synthetic(
+        cls,
+        request_count: int,
+        input_tokens: int,
+        output_tokens: int,
+        *,
+        request_rate: float | None = None,
+        arrival_interval_ms: float | None = None,
+        arrival_seed: int | None = None,
+        random_range_ratio: float = 1.0,
+        random_seed: int | None = None,
+        turns_per_session: int = 1,
+        inter_turn_delay_ms: float = 0.0,
+        cached_prefix_tokens: int = 0,
+        shared_prefix_ratio: float = 0.0,
+        num_prefix_groups: int = 0,
+        block_tokens: int | None = None,
+    ) -> Trace:
+        """Make a workload; equal arguments give the same trace everywhere.
+
+        Parameters
+        ----------
+        request_count: requests, or with several turns sessions.
+        input_tokens, output_tokens: lengths of every request; turns do not accumulate context.
+        request_rate, arrival_interval_ms, arrival_seed: arrivals of first turns, as in `with_arrivals`. Without rate
+            and interval all arrive at 0, for a replay with `concurrency`.
+        random_range_ratio: below 1, lengths are uniform between this share of the given ones and the given ones.
+        random_seed: of lengths and prefix groups, 0 when omitted.
+        turns_per_session, inter_turn_delay_ms: turns of each session, and the wait between them.
+        cached_prefix_tokens: every prompt begins with the same so many tokens.
+        shared_prefix_ratio, num_prefix_groups: each session draws a group; this share of a prompt's blocks, the
+            leading ones, is that of the group.
+        block_tokens: size of these blocks, 512 when omitted.
+
+        Raises
+        ------
+        TraceError: a value is out of range, or has no effect.
+
+        Source: engine-and-replay.md section 5.3.
+
+        >>> trace = Trace.synthetic(3, 1024, 128, request_rate=20.0, arrival_seed=7)
+        >>> trace.request_ids.tolist(), trace.arrival_ms.round(2).tolist()
+        (['synthetic-0', 'synthetic-1', 'synthetic-2'], [0.0, 19.57, 27.74])
+        """
+        from fpmsdk.replay.synthetic import synthetic_trace
+
+        return synthetic_trace(
+            request_count,
+            input_tokens,
+            output_tokens,
+            request_rate=request_rate,
+            arrival_interval_ms=arrival_interval_ms,
+            arrival_seed=arrival_seed,
+            random_range_ratio=random_range_ratio,
+            random_seed=random_seed,
+            turns_per_session=turns_per_session,
+            inter_turn_delay_ms=inter_turn_delay_ms,
+            cached_prefix_tokens=cached_prefix_tokens,
+            shared_prefix_ratio=shared_prefix_ratio,
+            num_prefix_groups=num_prefix_groups,
             block_tokens=block_tokens,
         )
 
@@ -233,6 +367,67 @@ class Trace:
                 f"arrivals run from {session_arrival[0]} to {session_arrival[-1]} ms"
             )
         return self._take(np.flatnonzero(inside[self.session_index]), origin_ms=start_ms)
+
+    def with_arrivals(
+        self,
+        *,
+        request_rate: float | None = None,
+        arrival_interval_ms: float | None = None,
+        arrival_seed: int | None = None,
+    ) -> Trace:
+        """The same requests in the same order with other arrivals, one per session.
+
+        Parameters
+        ----------
+        request_rate: mean arrivals per second of a Poisson process.
+        arrival_interval_ms: constant gap in ms.
+        arrival_seed: of the Poisson process, 42 when omitted.
+
+        Raises
+        ------
+        TraceError: neither or both of rate and interval, or a value out of range.
+
+        >>> Trace.from_arrays([0.0, 7.0], [4, 4], [1, 1]).with_arrivals(arrival_interval_ms=2.5).arrival_ms.tolist()
+        [0.0, 2.5]
+        """
+        from fpmsdk.replay.arrivals import arrival_times_ms
+
+        if request_rate is None and arrival_interval_ms is None:
+            raise TraceError("with_arrivals sets none; give request_rate or arrival_interval_ms", field="request_rate")
+        times = arrival_times_ms(
+            len(self.session_ids),
+            request_rate=request_rate,
+            arrival_interval_ms=arrival_interval_ms,
+            arrival_seed=arrival_seed,
+        )
+        arrivals = np.where(self.turn_index == 0, times[self.session_index], np.nan)
+        return replace(self, arrival_ms=arrivals)
+
+    def write(self, path: str | Path, format: Literal["parquet", "mooncake"] | None = None) -> None:
+        """Write the trace to a file, whole or not at all; `Trace.read` returns an equal one.
+
+        Only the numbers of blocks may differ: they follow the order of the source.
+
+        Parameters
+        ----------
+        path: the file; an existing one is replaced.
+        format: `parquet`, which says everything, or `mooncake`, which has no place for attention-DP ranks nor for
+            `block_tokens`: give it to whoever reads the file. None goes by the ending, .parquet or .jsonl.
+
+        Raises
+        ------
+        TraceError: the form is unknown, or cannot say what the trace holds.
+        OSError: the file cannot be written.
+
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "trace.parquet"
+        >>> Trace.from_arrays([3.0], [512], [8]).write(file)
+        >>> Trace.read(file).arrival_ms.tolist()
+        [3.0]
+        """
+        from fpmsdk.replay.convert import write_trace
+
+        write_trace(self, path, format)
 
     def summary(self) -> dict[str, Any]:
         """What the trace asks for: counts, duration of the arrivals, rate and lengths.
@@ -276,10 +471,13 @@ class Trace:
             hash_offsets=_gathered_offsets(self.hash_offsets, rows),
             hash_ids=_gathered(self.hash_offsets, self.hash_ids, rows),
             block_tokens=self.block_tokens,
+            awaits_offsets=_gathered_offsets(self.awaits_offsets, rows),
+            awaits=_gathered(self.awaits_offsets, self.awaits, rows),
         )
 
 
-def _check_block_tokens(block_tokens: Any, path: str | None = None) -> None:
+def check_block_tokens(block_tokens: Any, path: str | None = None) -> None:
+    """Raise TraceError unless a block can have so many tokens."""
     is_integer = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
     if not is_integer or not 1 <= block_tokens <= MAX_TOKENS:
         raise TraceError(
@@ -346,7 +544,7 @@ def _check_unique(ids: list[str]) -> None:
             )
 
 
-def _sessions(names: list[str]) -> tuple[NDArray[np.object_], Int64, Int64]:
+def _sessions(names: list[str]) -> tuple[list[str], Int64, Int64]:
     n = len(names)
     index: dict[str, int] = {}
     turns: list[int] = []
@@ -358,14 +556,16 @@ def _sessions(names: list[str]) -> tuple[NDArray[np.object_], Int64, Int64]:
             turns.append(0)
         session[row], turn[row] = known, turns[known]
         turns[known] += 1
-    return np.array(list(index), object), session, turn
+    return list(index), session, turn
 
 
-def _blocks(hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_tokens: int) -> tuple[Int64, Int64]:
+def _blocks(
+    hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_tokens: int
+) -> tuple[Int64, NDArray[np.uint64]]:
     n = len(prompts)
     offsets = np.zeros(n + 1, np.int64)
     if hash_ids is None:
-        return offsets, np.empty(0, np.int64)
+        return offsets, np.empty(0, np.uint64)
     try:
         rows = [list(ids) for ids in hash_ids]
     except TypeError as fault:
@@ -395,10 +595,31 @@ def _blocks(hash_ids: Sequence[Sequence[int]] | None, prompts: Int64, block_toke
         raise TraceError(
             f"hash_ids holds something else than unsigned 64-bit integers: {fault}", field="hash_ids"
         ) from fault
+    return offsets, values
+
+
+def _awaits(awaits: Sequence[Sequence[int]] | None, turn: Int64) -> tuple[Int64, Int64]:
+    offsets = np.zeros(len(turn) + 1, np.int64)
+    if awaits is None:
+        return offsets, np.empty(0, np.int64)
+    if len(awaits) != len(turn):
+        raise TraceError(f"awaits has {len(awaits)} rows; give {len(turn)}, one per request", field="awaits")
+    for row, (steps, last) in enumerate(zip(awaits, turn.tolist(), strict=True)):
+        if any(isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= last for step in steps):
+            raise TraceError(
+                f"awaits[{row}] is {shown(list(steps))}; give 1 to {last}, the turns of its session before it",
+                field="awaits",
+            )
+    np.cumsum([len(steps) for steps in awaits], out=offsets[1:])
+    return offsets, np.fromiter(chain.from_iterable(awaits), np.int64, int(offsets[-1]))
+
+
+def _dense(values: NDArray[np.uint64]) -> Int64:
+    """Number identities from 0 in order of first appearance."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    dense = np.empty(len(first), np.int64)
-    dense[np.argsort(first)] = np.arange(len(first))
-    return offsets, dense[inverse]
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    return number[inverse]
 
 
 def _gathered_offsets(offsets: Int64, rows: Int64) -> Int64:

@@ -6,6 +6,7 @@ Source: architecture decision 3; fpm-model.md section 7.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,14 @@ class StateField(NamedTuple):
         )
 
 
+@lru_cache(maxsize=64)
+def _shapes(
+    fields: tuple[StateField, ...], dims: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    # Models of one kind begin with the same dimensions.
+    return tuple((item.name, item.lengths(dict(dims)), item.dtype) for item in fields)
+
+
 class StateLayout(NamedTuple):
     """The ordered fields of one estimator's state.
 
@@ -66,7 +75,7 @@ class StateLayout(NamedTuple):
 
     def allocate(self, **dims: int) -> "Arrays":
         """Zeroed arrays for the given dimensions."""
-        return {item.name: np.zeros(item.lengths(dims), item.dtype) for item in self.fields}
+        return {name: np.zeros(shape, dtype) for name, shape, dtype in _shapes(self.fields, tuple(dims.items()))}
 
     def grow(self, arrays: "Arrays", **dims: int) -> "Arrays":
         """Copies with longer dimensions; every old element keeps its index and no dimension shrinks."""

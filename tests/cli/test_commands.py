@@ -210,7 +210,7 @@ def test_a_replay_in_which_nothing_completes_is_a_negative_result(write):
     ("arguments", "said"),
     [
         (("replay", "none.txt"), "the ending does not tell the trace format"),
-        (("replay", REQUESTS, "--format", "weka"), "unknown trace format 'weka'"),
+        (("replay", REQUESTS, "--format", "pcap"), "unknown trace format 'pcap'"),
         (("replay", REQUESTS, "--head", "0"), "head(0) selects no requests"),
         (("replay", REQUESTS, "--fixed", "-1", "5"), "prefill_ms"),
         (("replay", REQUESTS, "--workers", "0"), "num_workers is 0"),
@@ -426,6 +426,36 @@ class TestTable:
     def test_a_faulty_pair_is_one_message(self, pair):
         Path(pair.replace(".parquet", ".metadata.json")).unlink()
         assert "sidecar cannot be read" in rejection_of("table", "check", pair, code=1)
+
+    @pytest.mark.parametrize("kind", ["curves", "heatmap"])
+    @pytest.mark.parametrize("phase", ["prefill", "decode"])
+    def test_plot_draws_png_and_html(self, pair, tmp_path, kind, phase):
+        for name, magic in (("out.png", b"\x89PNG\r\n"), ("out.html", b"<!doctype html>")):
+            result = run("table", "plot", str(pair), "-o", str(tmp_path / name), "--phase", phase, "--kind", kind)
+            assert result.exit_code == 0, result.output
+            assert (tmp_path / name).read_bytes().lower().startswith(magic.lower())
+        assert len((tmp_path / "out.html").read_bytes()) > 10**6  # the library is inside
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["-o", "out.svg"], [".png", ".html", "out.svg"]),
+            (["-o", "out.png", "--cell", "7"], ["--cell", "7"]),
+            (["-o", "out.png", "--batch", "77"], ["batch 77", "it has 1"]),
+        ],
+    )
+    def test_plot_says_what_it_cannot_draw(self, pair, monkeypatch, tmp_path, options, words):
+        monkeypatch.chdir(tmp_path)
+        result = run("table", "plot", str(pair), *options)
+        assert result.exit_code != 0
+        assert all(word in result.output for word in words)
+        assert not list(tmp_path.glob("out.*"))
+
+    def test_plot_names_the_extra_that_it_needs(self, pair, monkeypatch, tmp_path):
+        monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+        result = run("table", "plot", str(pair), "-o", str(tmp_path / "out.html"))
+        assert result.exit_code != 0
+        assert "fpmsdk[plot]" in result.output
 
     def test_the_table_of_the_pair_is_to_be_named(self, pair):
         assert "*.parquet" in rejection_of("table", "loo", pair.replace(".parquet", ".metadata.json"), code=1)

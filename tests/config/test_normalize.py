@@ -11,6 +11,7 @@ from fpmsdk.config import check_config, normalize_config, normalize_request
 from fpmsdk.config.estimator import ESTIMATOR_CONFIG
 from fpmsdk.config.fields import CONFIG
 from fpmsdk.errors import ConfigError, MissingCapabilityError
+from tests.perfmodel.deployments import checkpoint, direct_config
 
 BASE = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "aggregated"}
 SHA = "0123456789abcdef" * 4
@@ -62,6 +63,7 @@ def test_fields_are_written_in_table_order_without_the_omitted_ones():
     ("section", "default", "other"),
     [
         ("fpm_interpolation", {"text_only": False}, {"text_only": True}),
+        ("fpm_interpolation", {"ragged_edges": "nearest"}, {"ragged_edges": "continuous"}),
         ("fpm_interpolation", {"fpm_parquet_path": None}, {"fpm_parquet_path": "x"}),
         ("fpm_interpolation", {"unrecorded_quant_modes": []}, {"unrecorded_quant_modes": ["comm"]}),
         ("correction", {"mode": "auto"}, {"mode": "fixed"}),
@@ -327,3 +329,55 @@ def test_the_order_of_the_keys_does_not_matter(config, random):
 def test_every_estimator_default_is_its_own_normal_form():
     stored = ESTIMATOR_CONFIG.read({})
     assert ESTIMATOR_CONFIG.read(ESTIMATOR_CONFIG.write(stored)) == stored
+
+
+class TestRepeatedConfigurations:
+    """One that was accepted is not read again; what lies outside of it is looked at every time."""
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        (tmp_path / "systems").mkdir()
+        checkpoint(tmp_path / "model")
+        return direct_config(tmp_path / "model", tmp_path / "systems", tmp_path / "pair.parquet")
+
+    def test_its_canonical_form_belongs_to_the_caller(self, config):
+        first = normalize_config(config)
+        first["estimator_config"]["correction"]["enabled"] = "changed"
+        second = normalize_config(config)
+        assert second["estimator_config"]["correction"]["enabled"] is True
+        assert normalize_config(config) == second
+
+    def test_a_change_inside_is_seen(self, config):
+        normalize_config(config)
+        config["fpm_profile"]["context_length"] = 0
+        with pytest.raises(ConfigError, match="context_length"):
+            normalize_config(config)
+
+    def test_a_systems_path_that_is_gone_is_seen(self, config, tmp_path):
+        normalize_config(config)
+        (tmp_path / "systems").rmdir()
+        with pytest.raises(ConfigError, match="systems_paths"):
+            normalize_config(config)
+
+    def test_another_checkpoint_is_seen(self, config, tmp_path):
+        normalize_config(config)
+        checkpoint(tmp_path / "model", "OtherForCausalLM")
+        with pytest.raises(ConfigError, match="OtherForCausalLM"):
+            normalize_config(config)
+
+    def test_another_registry_is_asked(self, config):
+        config["estimator_config"]["fpm_interpolation"]["method"] = "auto"
+        methods = [
+            normalize_config(config, registry)["estimator_config"]["fpm_interpolation"]["method"]
+            for registry in (lambda _name: False, lambda _name: True)
+        ]
+        assert methods == ["direct", "sol"]
+
+    def test_the_path_of_a_snapshot_is_that_of_the_working_directory(self, monkeypatch, tmp_path):
+        snapshot = {"path": "saved", "sha256": SHA}
+        config = BASE | {"estimation_mode": "op_level", "estimator_config": {"state_snapshot": snapshot}}
+        for folder in ("one", "two"):
+            (tmp_path / folder).mkdir()
+            monkeypatch.chdir(tmp_path / folder)
+            pinned = normalize_config(config)["estimator_config"]["state_snapshot"]
+            assert pinned["path"] == str(tmp_path / folder / "saved")

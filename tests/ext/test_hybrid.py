@@ -3,10 +3,12 @@
 import random
 
 import numpy as np
+import pytest
 
 from fpmsdk._ext.hybrid import HybridCache
 from fpmsdk._ext.pages import PrefixKeys
-from fpmsdk._ext.scheduler import Requests, Scheduler
+from fpmsdk._ext.scheduler import Refusal, Requests, Scheduler
+from fpmsdk._ext.speculation import DraftAcceptance
 
 
 def random_case(choose):
@@ -66,3 +68,41 @@ def test_no_block_is_lost_or_held_twice_in_random_histories_and_everybody_finish
             steps += 1
             assert steps < 2000
         assert [done.get(request, 0) for request in range(6)] == outputs.tolist()
+
+
+def unchunked(prompts, ids, groups, *, budget, drafts=None):
+    """A scheduler without chunked prefill over groups; says what it refuses on arrival."""
+    prompts, outputs = np.array(prompts), np.full(len(prompts), 2)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row) for row in ids])])
+    keys = PrefixKeys(prompts, outputs, offsets, np.concatenate(ids).astype(np.int64), 4, 4)
+    cache = HybridCache(prompts, 400, groups, keys, max_num_batched_tokens=budget, max_model_len=256)
+    scheduler = Scheduler(
+        Requests(prompts, outputs),
+        "vllm",
+        num_gpu_blocks=401,
+        block_size=4,
+        max_num_batched_tokens=budget,
+        max_model_len=256,
+        enable_chunked_prefill=False,
+        kv_cache=cache,
+        drafts=drafts,
+    )
+    return scheduler.refusals().tolist()
+
+
+@pytest.mark.parametrize(
+    ("groups", "drafts", "refused"),
+    [
+        # Twelve tokens are shared: eight of twenty are left to compute. A hit is whole blocks of all groups.
+        ([(4, None)], None, False),
+        ([(4, None), (4, 8)], None, False),
+        ([(8, None), (4, 8)], None, True),  # only eight of the twelve align with blocks of eight
+        ([(4, None), (4, 8)], DraftAcceptance([0.5], 1), True),  # drafting computes the last block again
+    ],
+)
+def test_without_chunked_prefill_a_prompt_may_count_on_the_longest_prefix_that_all_groups_can_have(
+    groups, drafts, refused
+):
+    shared = [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [9, 8, 7, 6, 5]]
+    said = unchunked([20, 20, 20], shared, groups, budget=8, drafts=drafts)
+    assert said == [Refusal.UNCHUNKED_PROMPT if refused else Refusal.ACCEPTED] * 2 + [Refusal.UNCHUNKED_PROMPT]

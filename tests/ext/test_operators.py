@@ -225,6 +225,16 @@ def test_the_speed_of_light_of_prefill_attention(window, math_ms):
     assert sol(attention, 3, 4, 4) == pytest.approx((max(math_ms, 768e-6), math_ms, 768e-6))
 
 
+def test_the_speed_of_light_of_a_context_parallel_rank_is_that_of_its_chunks():
+    # Chunks of 3 tokens at prefixes 1 and 8: 48 x (16 - 1) and 48 x (121 - 64) operations; 288 bytes of queries and
+    # outputs each, 48 x 4 and 48 x 11 of the cache.
+    attention = context_attention({(2, 8, 3): 6.0}, kv_heads=1, cp=2)
+    assert sol(attention, 3, 10, 1) == pytest.approx((3456e-6, 3456e-6, 1296e-6))
+    # 3 x 2 x 320 x (15 + 57) FLOP; 3 x 2 x 320 x (4 + 2 x 3) and (11 + 2 x 3) bytes.
+    limits = (138_240e-6, 138_240e-6, 51_840e-6)
+    assert sol(context_mla({(2, 8, 3): 6.0}, cp=2), 3, 10, 1) == pytest.approx(limits)
+
+
 def test_the_speed_of_light_of_the_kernels_around_attention_is_their_bytes():
     plain = sol(context_attention({(2, 8, 1): 6.0}), 1, 8)
     assert sol(context_attention({(2, 8, 1): 6.0}, extras=[(2.0, 500)]), 1, 8)[0] == pytest.approx(plain[0] + 0.001)

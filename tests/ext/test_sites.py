@@ -188,7 +188,22 @@ def test_power_follows_the_same_weights():
     assert ask(flat(1.0, (64, 64)), 1000, 64, 64, power)[1] == 300.0
     assert ask(flat(1.0, (64, 64), (64, 65)), 1, 64, 66, power)[1] == pytest.approx(100.0)
     assert ask(flat(1.0, (64, 64)), 500.5, 64, 64, power)[1] == 200.0
-    assert ask(flat(1.0, (64, 64)), 5000, 64, 64, power)[1] == 300.0
+
+
+@pytest.mark.parametrize(
+    ("power", "held"),
+    [({16: 300.0}, 300.0), ({1: 100.0, 16: 300.0}, 200.0), ({1: 5.0, 2: 400.0, 4: 200.0, 8: 300.0}, 300.0)],
+    ids=["one point", "two points", "median of the last three"],
+)
+def test_beyond_a_curve_the_power_of_its_end_is_held(power, held):
+    curve = {(64, 64): {m: 1000.0 + m for m in power}}
+    assert ask(curve, 5000, 64, 64, power)[1] == held
+
+
+def test_a_measurement_faster_than_light_keeps_its_energy():
+    # A quarter of the speed of light's time: a quarter of the power.
+    least_ms = sol_ms(8, 64, 64) / FASTER
+    assert ask({(64, 64): {8: least_ms / 4}}, 8, 64, 64, {8: 400.0}) == pytest.approx((least_ms, 100.0))
 
 
 def test_a_table_without_rows_has_no_answer():

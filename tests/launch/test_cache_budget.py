@@ -1,7 +1,7 @@
 import pytest
 
 from fpmsdk.config.profile import CacheGroup, Resources
-from fpmsdk.errors import ConfigError
+from fpmsdk.errors import ConfigError, InfeasibleMemoryError
 from fpmsdk.launch.cache_budget import estimate_cache_budget, live_blocks, request_bytes
 from tests.perfdb.pairs import VERSION
 from tests.perfmodel.deployments import DEPLOYMENT, profile
@@ -53,7 +53,7 @@ def budget(layout, memory, **changes):
         **dict.fromkeys(("moe_tp_size", "moe_ep_size", "speculation")),
         "nextn": 0,
     }
-    config |= {name: changes.pop(name) for name in ("pp", "nextn") if name in changes}
+    config |= {name: changes.pop(name) for name in ("pp", "nextn", "fpm_profile") if name in changes}
     return estimate_cache_budget(config, ASKED | changes)
 
 
@@ -112,7 +112,6 @@ def test_the_context_of_the_profile_is_the_default():
         (DECLARED, {"context_length": 65537}, ["context_length", "65536"]),
         (DECLARED, {"request_occupancy_tokens": 4097}, ["request_occupancy_tokens", "4096"]),
         (DECLARED, {"tolerance_fraction": 1.0}, ["tolerance_fraction"]),
-        (DECLARED, {"total_gpu_capacity_bytes": 250}, ["need 200", "200 are available", "tp"]),
         (DECLARED, {"pp": 2}, ["pp 1"]),
         (DECLARED, {"nextn": 1}, ["nextn"]),
         ({}, {}, ["pending runtime profiling"]),
@@ -120,13 +119,54 @@ def test_the_context_of_the_profile_is_the_default():
         (RUNTIME, {"context_length": 4097}, ["context_length", "4096"]),
         (RUNTIME, {"memory_fraction_value": 0.9}, ["memory_fraction_value", "0.8", "0.9"]),
         (RUNTIME, {"cuda_graph_reserved_bytes": 1}, ["cuda_graph_reserved_bytes"]),
-        (RUNTIME, {"total_gpu_capacity_bytes": 749}, ["600", "599"]),
     ],
 )
 def test_what_the_profile_does_not_support_is_an_error(memory, changes, words):
     with pytest.raises(ConfigError) as caught:
         budget(LINEAR, memory, **changes)
     assert all(word in str(caught.value) for word in words)
+
+
+class TestWhatDoesNotFit:
+    def refused(self, *deployments, capacity=250):
+        records = [DEPLOYMENT | changes | {"resources": LINEAR | memory | ENVELOPE} for changes, memory in deployments]
+        with pytest.raises(InfeasibleMemoryError) as caught:
+            budget(LINEAR, {}, total_gpu_capacity_bytes=capacity, fpm_profile=profile("m", *records))
+        return caught.value
+
+    def test_needed_and_available_bytes_are_told(self):
+        error = self.refused(({}, DECLARED))
+        assert (error.needed_bytes, error.available_bytes) == (201, 200)
+        assert "need 201 bytes of one rank, 200 are available" in str(error)
+
+    def test_one_byte_for_the_cache_is_enough(self):
+        assert budget(LINEAR, DECLARED, total_gpu_capacity_bytes=252)["total_kv_size_bytes"] == 1
+
+    def test_the_smallest_recorded_size_that_fits_is_named(self):
+        sizes = [({"tp": tp, "moe_tp": tp}, DECLARED | {"weights_bytes": 392 // tp}) for tp in (8, 1, 4, 2)]
+        error = self.refused(*sizes)
+        assert error.smallest_tp == 4
+        assert "the smallest tensor-parallel size that fits is 4" in str(error)
+
+    def test_a_recorded_size_of_another_role_does_not_count(self):
+        larger = {"tp": 2, "moe_tp": 2, "worker_type": "prefill"}
+        assert self.refused(({}, DECLARED), (larger, DECLARED | {"weights_bytes": 1})).smallest_tp == 2
+        assert "records none" in str(self.refused(({}, DECLARED), (larger, DECLARED | {"weights_bytes": 1})))
+
+    def test_without_a_record_the_declared_weights_are_divided(self):
+        error = self.refused(({}, DECLARED | {"weights_bytes": 790}))
+        # 100 bytes are not weights and one is cache: 99 are left of 200.
+        assert error.smallest_tp == 8
+        assert "if its weights divide evenly; the profile records none" in str(error)
+
+    def test_what_is_not_weights_may_be_too_much_already(self):
+        error = self.refused(({}, DECLARED | {"activations_bytes": 500}))
+        assert error.smallest_tp is None
+        assert "no tensor-parallel size fits" in str(error)
+
+    def test_a_recorded_cache_that_is_larger_than_the_gpu(self):
+        error = self.refused(({}, RUNTIME), capacity=749)
+        assert (error.needed_bytes, error.available_bytes, error.smallest_tp) == (600, 599, None)
 
 
 def test_products_beyond_exact_integers_are_errors():

@@ -3,7 +3,7 @@
 import pytest
 
 from fpmsdk import EngineLaunchConfig, materialize_engine_launch_config
-from fpmsdk.errors import ConfigError, LaunchConfigError, MissingCapabilityError
+from fpmsdk.errors import ConfigError, LaunchConfigError
 from fpmsdk.launch.materialize import canonical_performance_config
 
 CONFIG = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"}
@@ -165,12 +165,6 @@ def test_memory_fractions_are_null_when_the_blocks_are_explicit():
 @pytest.mark.parametrize("name", ["gpu_memory_utilization", "cuda_graph_reserved_bytes"])
 def test_memory_inputs_need_blocks_or_a_native_timing_model(name):
     assert name in fault({"timing_model": FIXED, name: 1})
-
-
-def test_estimating_blocks_from_memory_is_a_missing_capability():
-    args = {"timing_model": native()["timing_model"]}
-    with pytest.raises(MissingCapabilityError, match="num_gpu_blocks"):
-        materialize(args)
 
 
 @pytest.mark.parametrize("config", [None, 5, []])

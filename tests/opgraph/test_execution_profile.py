@@ -13,7 +13,7 @@ from fpmsdk.opgraph.execution_profile import (
     load_execution_profile,
 )
 from fpmsdk.opgraph.ops import Overlap
-from tests.opgraph.checkpoints import GPT_OSS_120B, LLAMA_8B, QWEN3_30B, graph
+from tests.opgraph.checkpoints import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, QWEN3_30B, graph
 
 SPEC = graph(LLAMA_8B, "vllm", systems_path="/somewhere")
 CONTENT = b"data_dir: data\n"
@@ -50,6 +50,37 @@ def edited(index, **fields):
     [(kind, values)] = ops[index].items()
     ops[index] = {kind: values | fields}
     return ops
+
+
+def plain_operators(ops):
+    """Every operator of a graph that is no composite, composites opened, by kind."""
+    found = {}
+    for entry in ops:
+        [(kind, values)] = entry.items()
+        parts = [
+            values.get("primary"),
+            *values.get("fallback", ()),
+            *values.get("group_a", ()),
+            *values.get("group_b", ()),
+        ]
+        found |= plain_operators(filter(None, parts)) if any(parts) else {kind: values}
+    return found
+
+
+OPERATORS = {
+    kind: values
+    for config, backend, fields in (
+        (LLAMA_8B, "vllm", {}),
+        (QWEN3_30B, "sglang", {"cp_size": 2, "moe_tp_size": 1, "moe_ep_size": 2}),
+        (DEEPSEEK_V3, "trtllm", {}),
+    )
+    for phase in ("context_ops", "generation_ops")
+    for kind, values in plain_operators(graph(config, backend, **fields).to_dict()[phase]).items()
+}
+
+
+def op(kind, **fields):
+    return {kind: json.loads(json.dumps(OPERATORS[kind])) | fields}
 
 
 def test_a_profile_replaces_the_operators_of_its_phase(load):
@@ -117,12 +148,33 @@ def test_a_missing_profile_is_a_fault_of_the_configuration(tmp_path):
         (document(ops=edited(1, scale_factor=-1.0)), "scale_factor must be finite and not negative"),
         (document(ops=edited(1, name="generation_embedding")), "used more than once: generation_embedding"),
         (document(ops=[{"Overlap": {"name": "o", "group_a": 3, "group_b": []}}]), "group_a must be a list"),
+        (document(ops=[{"Overlap": {"group_a": [], "group_b": []}}]), "Overlap.name must be a string, found None"),
+        (document(ops=[{"Overlap": {"name": "o", "group_a": [], "group_b": [], "c": 1}}]), "unknown fields: c"),
+        (document(ops=edited(3, dcp_size=2)), "dcp_size 2 has no price; leave it 1"),
+        (document(ops=[op("Moe", enable_eplb=True)]), "enable_eplb True has no price; leave it False"),
+        (document(ops=[op("Moe", moe_backend="deepep_moe")]), "moe_backend 'deepep_moe' has no price; leave it None"),
+        (document(ops=[op("MoeDispatch", scale_num_tokens=2)]), "scale_num_tokens 2 has no price; leave it 1"),
+        (document(ops=[op("MoeDispatch", backend="x")]), "backend 'x' is unknown; use one of trtllm, sglang, vllm"),
+        (document(ops=[op("Nccl", operation="gather")]), "operation 'gather' is unknown"),
     ],
 )
 def test_malformed_profiles(load, written, words):
     with pytest.raises(ConfigError) as caught:
         load(written)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", sorted(OPERATORS))
+def test_counts_divide_something_so_they_are_positive_and_fit_compiled_code(load, kind):
+    counts = {name for name, value in OPERATORS[kind].items() if type(value) is int}
+    assert counts
+    for name in counts:
+        may_be_zero = name in ("window_size", "verify_query_tokens")
+        for value in (-1, 2**31, 2**70) if may_be_zero else (0, -1, 2**31, 2**70):
+            with pytest.raises(
+                ConfigError, match=f"{kind}.{name} must be an integer from {0 if may_be_zero else 1} to"
+            ):
+                load(document(ops=[op(kind, **{name: value})]))
 
 
 def test_a_name_used_twice_inside_an_overlap_is_found(load):
@@ -186,7 +238,7 @@ def test_a_basis_with_other_fields_is_refused(load):
 
 
 @pytest.mark.parametrize(
-    "ops", [edited(2, scale_factor=64.0), edited(2, quant_mode="fp8"), edited(2, n=0), document()["ops"][3:]]
+    "ops", [edited(2, scale_factor=64.0), edited(2, quant_mode="fp8"), edited(2, n=1), document()["ops"][3:]]
 )
 def test_the_weights_must_stay(load, ops):
     with pytest.raises(ConfigError, match="bytes of weights"):

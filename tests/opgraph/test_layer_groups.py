@@ -128,6 +128,7 @@ def test_expert_layers_may_be_enumerated(listed):
         (NAS | {"block_configs": None}, "block_configs"),
         (NAS | {"block_configs": [block("x")] + [block()] * 3}, "block_configs[0].attention.n_heads_in_group"),
         (NAS | {"block_configs": [block(multiplier=None)] + [block()] * 3}, "block_configs[0].ffn.ffn_mult"),
+        (NAS | {"block_configs": [block(multiplier=1e308)] + [block()] * 3}, "block_configs[0].ffn.ffn_mult"),
     ],
 )
 def test_an_unusable_layout_is_a_fault_of_its_field(config, field):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpmsdk.errors import ConfigError, ModelConfigError, UnsupportedModelError
+from fpmsdk.errors import ConfigError, InfeasibleMemoryError, ModelConfigError, UnsupportedModelError
 from fpmsdk.opgraph import build_graph
 from fpmsdk.opgraph.kv_layout import kv_breakdown, kv_bytes_per_sequence, kv_tokens
 from fpmsdk.opgraph.memory import MIB, MemoryRequest, SystemMemory, estimate_kv_cache, weight_bytes
@@ -132,7 +132,6 @@ def test_the_block_size_is_a_positive_integer(size):
         ({"reserved_bytes": True}, "reserved_bytes"),
         ({"cuda_graph_reserved_bytes": 0.5}, "cuda_graph_reserved_bytes"),
         ({"capacity_bytes": 0}, "capacity_bytes"),
-        ({"memory_fraction_value": 0.1}, "memory_fraction_value"),
     ],
 )
 def test_unusable_requests_name_their_field(fields, path):
@@ -286,7 +285,7 @@ def test_missing_sizes_without_a_graph_are_listed_at_once(naive):
         ({}, 0.8, "capacity_bytes"),
         ({"capacity_bytes": CAPACITY}, 1.1, "reservation"),
         ({"capacity_bytes": CAPACITY}, math.nan, "reservation"),
-        ({"capacity_bytes": 10**6}, 0.8, "memory_fraction_value"),
+        ({"capacity_bytes": 10**6}, 0.8, "tp"),
         ({"capacity_bytes": CAPACITY, "memory_fraction_kind": "of_free"}, 0.8, "memory_fraction_kind"),
     ],
 )
@@ -301,14 +300,60 @@ def test_experts_need_no_dense_intermediate_size_without_a_graph(naive):
     assert naive(config).total_kv_size_tokens > 0
 
 
+# --- what does not fit ---
+
+
+def refused(config, asked=None, **fields):
+    with pytest.raises(InfeasibleMemoryError) as caught:
+        estimate(config, asked, **fields)
+    return caught.value
+
+
+def test_a_deployment_that_does_not_fit_tells_bytes_and_the_smallest_tp_that_does():
+    # 65.5 GB of weights, 1.3 GB of activations and 3.8 GB of runtime on half an H200 at 0.9.
+    small = SystemMemory(68_000_000_000, H200.comm_bytes, H200.runtime_bytes)
+    error = refused(QWEN3_32B, system=small)
+    assert (error.available_bytes, error.smallest_tp) == (61_200_000_000, 2)
+    parts = estimate(QWEN3_32B).memory_breakdown
+    everything = sum(getattr(parts, field) for field in parts.__struct_fields__)
+    assert error.needed_bytes == pytest.approx(everything, abs=4)
+    assert f"needs {error.needed_bytes} bytes, 61200000000 are available" in str(error)
+    assert "the smallest tensor-parallel size that fits is 2" in str(error)
+
+
+@pytest.mark.parametrize("backend", sorted(KINDS))
+@pytest.mark.parametrize("config", [QWEN3_32B, QWEN3_30B, LLAMA_8B], ids=lambda config: config["architectures"][0])
+def test_the_smallest_tp_fits_and_half_of_it_does_not(backend, config):
+    experts = {"moe_tp_size": 1, "moe_ep_size": 1} if "num_experts" in config else {}
+    small = SystemMemory(13_000_000_000, H200.comm_bytes, H200.runtime_bytes)
+    smallest = refused(config, backend=backend, system=small, **experts).smallest_tp
+    grown = {name: smallest if name == "moe_tp_size" else 1 for name in experts}
+    assert estimate(config, backend=backend, system=small, tp=smallest, **grown).total_kv_size_bytes > 0
+    half = {name: smallest // 2 if name == "moe_tp_size" else 1 for name in experts}
+    assert refused(config, backend=backend, system=small, tp=smallest // 2, **half).smallest_tp == smallest
+
+
+def test_a_model_that_no_tp_makes_fit_says_so():
+    error = refused(LLAMA_8B, system=SystemMemory(4_000_000_000, H200.comm_bytes, H200.runtime_bytes))
+    assert error.smallest_tp is None
+    assert "no tensor-parallel size" in str(error)
+
+
+def test_weights_that_do_not_fit_without_a_graph(naive):
+    with pytest.raises(InfeasibleMemoryError) as caught:
+        naive(LLAMA_8B | {"architectures": ["X"]}, request(capacity_bytes=9_000_000_000))
+    # 2 * 128256 * 4096 + 32 * (4 * 4096^2 + 3 * 4096 * 14336) parameters of two bytes
+    assert (caught.value.needed_bytes, caught.value.smallest_tp) == (17670602752 + 1, 2)
+
+
 @pytest.mark.parametrize(
     ("config", "tp", "parts"),
     [
-        (LLAMA_8B, 1, [(32, 2 * 8 * 128 * 2, 0)]),
-        (LLAMA_8B, 16, [(32, 2 * 1 * 128 * 2, 0)]),  # heads are replicated beyond one a rank
-        (DEEPSEEK_V3, 1, [(61, (512 + 64) * 2, 0)]),
-        (DEEPSEEK_V3, 8, [(61, (512 + 64) * 2, 0)]),  # the latent cache is not divided
-        (GPT_OSS_120B, 1, [(18, 2 * 8 * 64 * 2, 128), (18, 2 * 8 * 64 * 2, 0)]),
+        (LLAMA_8B, 1, [("attention", 32, 2 * 8 * 128 * 2, 0)]),
+        (LLAMA_8B, 16, [("attention", 32, 2 * 1 * 128 * 2, 0)]),  # heads are replicated beyond one a rank
+        (DEEPSEEK_V3, 1, [("latent", 61, (512 + 64) * 2, 0)]),
+        (DEEPSEEK_V3, 8, [("latent", 61, (512 + 64) * 2, 0)]),  # the latent cache is not divided
+        (GPT_OSS_120B, 1, [("attention", 18, 2 * 8 * 64 * 2, 128), ("attention", 18, 2 * 8 * 64 * 2, 0)]),
     ],
 )
 def test_the_cache_of_a_rank_is_told_by_kinds_of_layers(config, tp, parts):

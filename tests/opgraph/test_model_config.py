@@ -59,7 +59,15 @@ def test_an_unknown_model_names_the_nearest_bundled_ones(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "does not exist"), (b"{", "not a JSON document"), (b"[]", "must be an object, found list")],
+    [
+        (None, "does not exist"),
+        (b"{", "not a JSON document"),
+        (b"[" * 100_000, "not a JSON document"),
+        (b"{'a': 1}".replace(b"'", b'"') + bytes(1), "not a JSON document"),
+        (b"[]", "must be an object, found list"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a Git LFS pointer.*git lfs pull"),
+        (b'{"a": 1, "b": {"c": 1, "c": 1}, "a": 2}', "c is given 2 times; a is given 2 times"),
+    ],
 )
 def test_an_unreadable_file_is_a_fault_that_names_it(tmp_path, content, reason):
     if content is not None:
@@ -96,6 +104,37 @@ def test_every_missing_null_and_ill_typed_field_is_listed_at_once():
         "vocab_size is missing",
         "max_position_embeddings must be an integer not below 1, found -1",
         "num_experts is null",
+    )
+
+
+@pytest.mark.parametrize("given", [{}, {"architectures": None}, {"architectures": [], "text_config": {"head_dim": 64}}])
+def test_without_an_architecture_everything_that_all_need_is_listed_as_well(given):
+    fault, *others = faults(given)
+    assert fault.startswith("architectures")
+    assert others == [
+        f"{field} is missing"
+        for field in (
+            "num_hidden_layers",
+            "hidden_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+            "max_position_embeddings",
+        )
+    ]
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 10**30])
+@pytest.mark.parametrize("base", [QWEN3_32B, DEEPSEEK_V3], ids=["dense", "latent"])
+@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
+def test_counts_beyond_all_models_are_faults(base, field, value):
+    [fault] = faults(base | {field: value})
+    assert fault.startswith(f"{field} must not exceed")
+
+
+def test_a_number_of_layers_that_could_not_be_walked_is_a_fault():
+    assert faults(DEEPSEEK_V3 | {"num_hidden_layers": 100_001}) == (
+        "num_hidden_layers must not exceed 100000, found 100001",
     )
 
 

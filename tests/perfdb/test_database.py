@@ -1,7 +1,9 @@
 """Databases: sharing per process, lazy and concurrent loading, filling in, and every kind of bad file."""
 
+import contextlib
 import copy
 import gc
+import os
 import pickle
 import shutil
 import sys
@@ -13,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fpmsdk.errors import PerfDataCorruptError, PerfDataNotAvailableError, UnknownSystemError
-from fpmsdk.perfdb import open_database, open_root, parquet
-from tests.perfdb.synthetic import GEMM, REUSE, rows
+from fpmsdk.errors import FpmSdkError, PerfDataCorruptError, PerfDataNotAvailableError, UnknownSystemError
+from fpmsdk.perfdb import SystemsRoot, open_database, open_root, parquet
+from tests.perfdb.synthetic import ATTENTION, GEMM, MOE, REUSE, rows
 
 
 def gemm(systems, place="gemm/vllm/1.0", *changes):
@@ -170,10 +172,14 @@ def column(name, values, dtype=None):
         (lambda table: table.drop_columns(["n", "k"]), r"columns \['n', 'k'\] are missing"),
         (column("k", ["1", "2"]), "'k' must hold integers, found text"),
         (column("k", [1.0, 2.0]), "'k' must hold integers, found float64"),
-        (column("gemm_dtype", [1, 2]), "'gemm_dtype' must hold text, found int64"),
+        (column("gemm_dtype", [1, 2]), "'gemm_dtype' must hold text, found integers"),
         (column("latency", ["1", "2"]), "'latency' must hold numbers, found text"),
         (column("k", [1, None]), "'k' has 1 empty values"),
         (column("latency", [1.0, None]), "'latency' has 1 empty values"),
+        (
+            lambda table: pa.Table.from_arrays([*table.columns, table["m"]], [*table.column_names, "m"]),
+            r"\['m'\] are there",
+        ),
     ],
 )
 def test_a_file_with_wrong_columns_provides_no_data(systems, change, reason):
@@ -207,6 +213,73 @@ def test_an_impossible_latency_is_corruption(systems, latency):
         database(systems).table("gemm_perf")
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"m": 0}, "1 of 2 rows have m 0"),
+        ({"n": -5}, "1 of 2 rows have an impossible n, first -5"),
+        ({"k": 2**53 + 1}, "1 of 2 rows have an impossible k, first 9007199254740993"),
+        ({"power": -1.0}, "1 of 2 rows have an impossible power, first -1.0 W"),
+        ({"power": float("inf")}, "1 of 2 rows have an impossible power, first inf W"),
+    ],
+)
+def test_what_no_measurement_can_have_is_corruption(systems, changes, reason):
+    path = gemm(systems, "gemm/vllm/1.0", {"power": 1.0}, {"power": 1.0} | changes)
+    with pytest.raises(PerfDataCorruptError, match=f"{path}: {reason}"):
+        database(systems).table("gemm_perf")
+
+
+def test_a_column_that_holds_others_shifts_none(systems):
+    path = gemm(systems, "gemm/vllm/1.0", {"m": 1, "latency": 3.0})
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.add_column(0, "note", [[{"a": 7, "b": [8.0, 9.0]}]]), path)
+    assert latencies(database(systems).table("gemm_perf")) == {("bfloat16",): [3.0]}
+
+
+def test_a_column_of_several_values_a_row_provides_no_data(systems):
+    path = gemm(systems)
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.set_column(table.column_names.index("latency"), "latency", [[[1.0, 2.0]]]), path)
+    with pytest.raises(PerfDataNotAvailableError, match=f"{path}: column 'latency' must hold numbers"):
+        database(systems).table("gemm_perf")
+
+
+def test_integers_without_a_sign_bit_do_not_wrap(systems):
+    path = gemm(systems, "gemm/vllm/1.0", {"m": 1}, {"m": 2})
+    pq.write_table(column("m", [1, 2**63 + 5], pa.uint64())(pq.ParquetFile(path).read()), path)
+    with pytest.raises(PerfDataCorruptError, match="impossible m, first 9223372036854775813"):
+        database(systems).table("gemm_perf")
+
+
+def test_a_position_of_no_token_is_corruption(systems):
+    path = systems.table("attention/vllm/1.0", "generation_attention_perf", rows(ATTENTION, {"isl": 0, "step": 0}))
+    with pytest.raises(PerfDataCorruptError, match=rf"{path}: 1 of 1 rows have isl \+ step 0"):
+        database(systems).table("generation_attention_perf")
+
+
+def test_truth_values_must_not_be_empty(systems):
+    path = systems.table("moe/vllm/1.0", "moe_perf", rows(MOE, {"default_eligible": True}, {"default_eligible": None}))
+    with pytest.raises(PerfDataNotAvailableError, match=f"{path}: column 'default_eligible' must hold truth values"):
+        database(systems).table("moe_perf")
+
+
+def test_text_that_is_not_utf8_is_corruption(systems):
+    path = gemm(systems)
+    path.write_bytes(path.read_bytes().replace(b"bfloat16", b"bfloat\xff\xfe"))
+    with pytest.raises(PerfDataCorruptError, match=f"{path}: "):
+        database(systems).table("gemm_perf")
+
+
+def test_a_file_with_any_byte_changed_gives_rows_or_a_typed_error(systems):
+    path = gemm(systems, "gemm/vllm/1.0", *({"m": m} for m in range(1, 9)))
+    content = path.read_bytes()
+    for at in range(0, len(content), 5):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :])
+        opened = open_database(SystemsRoot(systems.path), "x100", "vllm", "1.0", keep=False)
+        with contextlib.suppress(FpmSdkError):
+            opened.table("gemm_perf")
+
+
 SCALE = {"quant_dtype": "fp8", "m": 1, "k": 1}
 
 
@@ -230,7 +303,9 @@ def test_several_row_groups_read_as_one_table(systems):
     path = systems.path / "data/x100/gemm/vllm/1.0/gemm_perf.parquet"
     path.parent.mkdir(parents=True)
     dtypes = ["b", "a", "a", "c"]
-    table = pa.Table.from_pylist([GEMM | {"gemm_dtype": d, "m": i, "latency": i + 1.0} for i, d in enumerate(dtypes)])
+    table = pa.Table.from_pylist(
+        [GEMM | {"gemm_dtype": d, "m": i + 1, "latency": i + 1.0} for i, d in enumerate(dtypes)]
+    )
     pq.write_table(table, path, row_group_size=1)
     expected = {("b",): [1.0], ("a",): [2.0, 3.0], ("c",): [4.0]}
     assert latencies(database(systems).table("gemm_perf")) == expected
@@ -247,6 +322,42 @@ def test_what_is_loaded_outlives_its_files_and_what_is_not_is_missing(systems):
         loaded.table("moe_perf")
 
 
+def test_what_is_loaded_stays_when_its_file_changes(systems):
+    gemm(systems, "gemm/vllm/1.0", {"latency": 1.0})
+    loaded = database(systems)
+    before = loaded.table("gemm_perf")
+    gemm(systems, "gemm/vllm/1.0", {"latency": 9.0})
+    assert loaded.table("gemm_perf") is before is database(systems).table("gemm_perf")
+    assert latencies(before) == {("bfloat16",): [1.0]}
+
+
+def replaced(path):
+    pq.write_table(pa.Table.from_pylist([GEMM | {"latency": 9.0}]), path)
+
+
+def rewritten(path):
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"), [(replaced, True), (lambda path: path.unlink(), True), (rewritten, False), (str, False)]
+)
+def test_tables_of_two_states_of_the_data_never_come_together(systems, change, refused):
+    path = gemm(systems)
+    systems.table("moe/vllm/1.0", "moe_perf", [MOE])
+    opened = database(systems)
+    opened.table("gemm_perf")
+    change(path)
+    if refused:
+        with pytest.raises(PerfDataCorruptError, match=f"{path}: changed or vanished since .* new process"):
+            opened.table("moe_perf")
+    else:
+        assert opened.table("moe_perf").rows == 1
+
+
 def test_errors_can_be_copied_and_sent_to_another_process(systems):
     path = gemm(systems)
     truncated(path)
@@ -258,7 +369,7 @@ def test_errors_can_be_copied_and_sent_to_another_process(systems):
 
 def test_loading_allocates_no_python_object_a_row(systems):
     count = 200_000
-    values = {name: [value] * count for name, value in GEMM.items()} | {"m": np.arange(count)}
+    values = {name: [value] * count for name, value in GEMM.items()} | {"m": np.arange(1, count + 1)}
     systems.table("gemm/vllm/1.0", "gemm_perf", pa.table(values))
     gc.collect()
     tracemalloc.start()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fpmsdk.errors import PerfDataCorruptError, UnknownSystemError
+from fpmsdk.errors import PerfDataCorruptError, PerfDataNotAvailableError, UnknownSystemError
 from fpmsdk.perfdb import open_root
 
 
@@ -82,11 +82,26 @@ def test_point_to_point_bandwidth_follows_node_and_rack(systems, rack, gpus, ban
         ({"node": {"num_gpus_per_node": None}}, "node.num_gpus_per_node"),
         ({"misc": {"nccl_mem": [1]}}, "misc.nccl_mem"),
         ({"misc": {"nccl_mem": {"two": 1}}}, "misc.nccl_mem"),
+        ({"misc": {"nccl_mem": {1: float("inf")}}}, "misc.nccl_mem"),
+        ({"misc": {"nccl_mem": {0: 1}}}, "misc.nccl_mem"),
+        ({"misc": {"nccl_mem": {1: -1}}}, "misc.nccl_mem"),
+        ({"misc": {"other_mem": -1}}, "misc.other_mem"),
+        ({"misc": {"nccl_version": 2.30}}, "misc.nccl_version"),
+        ({"data_dir": "a\0b"}, "data_dir"),
+        ({"gpu": {"mem_bw": 2**1024}}, "gpu.mem_bw"),
+        ({"gpu": {"mem_empirical_constant_latency": -1e-6}}, "gpu.mem_empirical_constant_latency"),
+        ({"gpu": {"sm_version": 90.5}}, "gpu.sm_version"),
+        ({"gpu": {"mem_capacity": 0}}, "gpu.mem_capacity"),
+        ({"gpu": {"power": -1}}, "gpu.power"),
+        ({"node": {"num_gpus_per_node": 0.5}}, "node.num_gpus_per_node"),
+        ({"node": {"num_gpus_per_rack": -1}}, "node.num_gpus_per_rack"),
+        ({"node": {"inter_rack_bw": 0}}, "node.inter_rack_bw"),
+        ({"node": {"p2p_latency": -1}}, "node.p2p_latency"),
     ],
 )
 def test_a_fault_names_file_and_key(systems, sections, key):
     path = systems.hardware(**sections)
-    with pytest.raises(PerfDataCorruptError, match=f"{path}: {key} must be") as caught:
+    with pytest.raises(PerfDataCorruptError, match=f"{path}: ({key} must be|not valid YAML)") as caught:
         open_root(systems.path).spec("x100")
     assert caught.value.path == str(path)
 
@@ -97,11 +112,55 @@ def test_a_missing_section_is_named(systems):
         open_root(systems.path).spec("x100")
 
 
-@pytest.mark.parametrize("content", ["gpu: [", "- 1\n", "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "gpu: [",
+        "- 1\n",
+        "\x00",
+        "a: &a [*a]",
+        "a: 99999999999999999999999999",
+        f"a: {'9' * 5000}",
+        "a: 2026-99-99",
+        "a: !!int x",
+        "a: !!bool x",
+        "a: !!timestamp x",
+        "a: !!python/name:os.system x",
+        "? [a, b]\n: 1",
+        f"a: {'[' * 3000}",
+    ],
+)
 def test_broken_yaml_is_corruption(systems, content):
     systems.text("x100.yaml", content)
     with pytest.raises(PerfDataCorruptError, match=r"x100\.yaml"):
         open_root(systems.path).spec("x100")
+
+
+def test_a_key_written_twice_is_corruption_wherever_it_is(systems):
+    text = systems.hardware().read_text()
+    systems.text("x100.yaml", text.replace("gpu:", "gpu:\n  mem_bw: 1.0e+12", 1))
+    with pytest.raises(
+        PerfDataCorruptError, match=r"x100\.yaml: not valid YAML: mem_bw given more than once in .* line 3"
+    ):
+        open_root(systems.path).spec("x100")
+
+
+def test_merged_keys_are_not_written_twice(systems):
+    text = systems.hardware().read_text()
+    systems.text("x100.yaml", f"base: &base {{a: 1}}\nother: {{<<: *base, a: 2}}\nthird: {{<<: *base, b: 2}}\n{text}")
+    assert open_root(systems.path).spec("x100").sm_version == 90
+
+
+def test_a_git_lfs_pointer_in_place_of_a_document_says_how_to_get_it(systems):
+    systems.text("x100.yaml", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(PerfDataNotAvailableError, match=r"x100\.yaml is a Git LFS pointer.*git lfs pull"):
+        open_root(systems.path).spec("x100")
+
+
+def test_a_description_that_leads_nowhere_is_missing_data(systems):
+    (systems.path / "y200.yaml").symlink_to("nowhere")
+    with pytest.raises(PerfDataNotAvailableError, match=r"y200\.yaml has vanished"):
+        open_root(systems.path).spec("y200")
 
 
 def test_the_systems_are_the_hardware_files(systems):
@@ -117,6 +176,14 @@ def test_an_unknown_system_names_the_nearest(systems):
     systems.hardware("h200_sxm")
     with pytest.raises(UnknownSystemError, match="no system 'h2000_sxm'.*nearest: h200_sxm, h100_sxm"):
         open_root(systems.path).spec("h2000_sxm")
+
+
+def test_another_case_is_another_name_but_a_near_one(systems):
+    systems.hardware("h100_sxm")
+    systems.hardware("GB300")
+    for asked, nearest in (("H100_SXM", "h100_sxm"), ("gb300", "GB300")):
+        with pytest.raises(UnknownSystemError, match=f"no system '{asked}'.*nearest: {nearest}"):
+            open_root(systems.path).spec(asked)
 
 
 def test_an_unknown_system_never_becomes_a_file_elsewhere(systems):

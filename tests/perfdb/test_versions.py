@@ -119,6 +119,14 @@ def test_without_slots_an_omitted_version_is_the_newest_measured_one(systems):
     assert resolve(systems, None, backend="sglang") == (None, False)
 
 
+@pytest.mark.parametrize("slot", ["current: 0.30", "previous: 0.30", "current: [1]", "current: 2026-01-01"])
+def test_a_version_that_is_no_text_is_corruption(governed, slot):
+    # 0.30 without quotes reads as 0.3.
+    governed.text("query_versions.yaml", f"defaults: {{vllm: {{{slot}}}}}")
+    with pytest.raises(PerfDataCorruptError, match=r"query_versions\.yaml: .* of vllm must be text; put .* in quotes"):
+        resolve(governed, None)
+
+
 @pytest.mark.parametrize("content", ["defaults: [", "defaults: 5", "defaults: {vllm: text}"])
 def test_a_broken_slots_file_is_corruption(governed, content):
     governed.text("query_versions.yaml", content)

@@ -135,6 +135,20 @@ def test_estimates_of_a_dense_model_are_the_recorded_ones(build, changes, record
     assert estimates(build(**changes)) == pytest.approx(RECORDED[recorded], rel=1e-12)
 
 
+@pytest.mark.parametrize("mode", ["SILICON", "SOL"])
+def test_a_model_that_does_not_fit_yields_no_latency(build, systems, mode):
+    # Two layers of 589,824 parameters, and 524,288 of embedding and logits, of two bytes.
+    systems.hardware(gpu={"mem_capacity": 3_000_000})
+    with pytest.raises(errors.InfeasibleMemoryError, match="need 3407872 bytes, 3000000 are available") as caught:
+        build(database_mode=mode, fallback_policy="allow")
+    assert caught.value.smallest_tp == 2
+
+
+def test_a_model_that_just_fits_is_priced(build, systems):
+    systems.hardware(gpu={"mem_capacity": 3_407_873})
+    assert build().estimate_forward_pass_time_ms(decode(4, 1000)) > 0
+
+
 def test_estimates_of_a_model_with_experts_are_the_recorded_ones(moe_config):
     found = estimates(ForwardPassPerfModel.best_available(moe_config))
     assert found == pytest.approx(RECORDED["experts"], rel=1e-12)
@@ -528,8 +542,20 @@ def test_a_static_prefill_is_one_pass(build):
     assert model.predict_prefill_latency_total(2, 100, 0) == expected
     [expected] = estimates(model, [(2, 60, 40, 0, 0)])
     assert model.predict_prefill_latency(2, 50, 20) == expected
-    assert model.predict_prefill_latency_total(2, 61, 41) == expected
+    assert model.predict_prefill_latency_total(2, 60, 40) == expected
     assert model.predict_prefill_latency_total(2, 0, 41) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "cached", "isl", "prefix"),
+    [(2, 61, 41, 51, 20), (48, 68, 7046, 148, 146), (7, 500, 3, 71, 0), (2, 11, 7, 9, 3), (2, 11, 5, 8, 2)],
+)
+def test_totals_that_do_not_divide_keep_the_whole_tokens_of_prompt_and_prefix(
+    build, batch, tokens, cached, isl, prefix
+):
+    model = build()
+    expected = model.predict_prefill_latency(batch, isl, prefix)
+    assert model.predict_prefill_latency_total(batch, tokens, cached) == expected
 
 
 def test_a_static_decode_is_priced_every_32_tokens(build):
@@ -751,7 +777,9 @@ def test_a_dtype_without_flops_is_named_in_every_mode(build, mode, load):
 
 def test_flops_are_missed_before_data(build):
     # Neither FLOPS nor rows of fp8 exist.
-    assert isinstance(refusal(build(gemm_quant_mode="fp8"), 1, 64), errors.MissingSystemFlopsError)
+    # Neither dtype has rows, and static scales need tables that are not there at all.
+    for mode in ("fp8", "fp8_static"):
+        assert isinstance(refusal(build(gemm_quant_mode=mode), 1, 64), errors.MissingSystemFlopsError)
 
 
 def test_a_mixed_pass_names_its_decode_attention(build):

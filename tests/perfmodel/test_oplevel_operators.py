@@ -269,10 +269,39 @@ def test_an_all_reduce_beyond_the_node_is_scaled_by_ring_steps_and_bandwidth(sys
     assert latency(systems, all_reduce(16), tokens=1) == pytest.approx(0.08 * 15 / 16 * 8 / 7 * 9)
 
 
+@pytest.mark.parametrize(
+    ("per_node", "groups", "tp", "base"),
+    [
+        # Inside a node: the group itself, a larger one than all from the largest, and a gap is a miss.
+        (8, (2, 4, 16), 8, None),
+        (8, (4, 8), 2, None),
+        (8, (2, 4), 8, 4),
+        (8, (2,), 4, 2),
+        # Beyond it: the group itself where it was measured, else the largest smaller one.
+        (8, (2, 4, 16), 16, 16),
+        (8, (2, 4), 16, 4),
+        (4, (2, 4, 16), 8, 4),
+        (4, (2, 4, 8, 32), 16, 8),
+        (4, (2, 8), 8, 8),
+        (4, (2, 8), 16, 8),
+        (4, (32,), 16, None),
+    ],
+)
+def test_the_measured_group_that_stands_for_an_all_reduce(systems, per_node, groups, tp, base):
+    systems.hardware(gpu=GPU, node={"num_gpus_per_node": per_node})
+    put(systems, "custom_allreduce_perf", all_reduces(*groups))
+    if base is None:
+        assert ask(systems, all_reduce(tp), tokens=1)[0] == MISS
+        return
+    slower = 9 if base <= per_node < tp else 1
+    expected = 0.01 * base * (tp - 1) / tp * base / (base - 1) * slower
+    assert latency(systems, all_reduce(tp), tokens=1) == pytest.approx(expected)
+
+
 def test_the_speed_of_light_of_an_all_reduce(systems):
     # 2 x 10 elements x 2 bytes / 4 x 3 at 4.5e11/s.
     put(systems, "custom_allreduce_perf", all_reduces(4))
-    assert ask(systems, all_reduce(4), tokens=1)[4][0] == pytest.approx(30 / 4.5e11 * 1000)
+    assert ask(systems, all_reduce(4), tokens=1)[4] == pytest.approx((30 / 4.5e11 * 1000, 0.0, 0.0))
 
 
 def test_nodes_of_72_leave_large_groups_to_the_library(systems):
@@ -315,7 +344,8 @@ def test_the_other_library_serves_the_groups_that_the_first_lacks(systems):
 def test_the_speed_of_light_of_a_library_collective(systems, operation, passes, dtype, num_bytes):
     put(systems, "nccl_perf", [row | {"nccl_dtype": dtype} for row in libraries(4)])
     *_, limits = ask(systems, nccl(4, operation, dtype), tokens=1)
-    assert limits[0] == pytest.approx(passes * num_bytes * 10 * 3 / 4 / 4.5e11 * 1000)
+    least_ms = passes * num_bytes * 10 * 3 / 4 / 4.5e11 * 1000
+    assert limits == pytest.approx((least_ms, 0.0, least_ms))
 
 
 # --- expert dispatch (section 3.6) ---

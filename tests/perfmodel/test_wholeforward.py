@@ -13,6 +13,7 @@ from fpmsdk.errors import (
     FpmNoCellError,
     FpmNotCollectedError,
     FpmUncoveredError,
+    InfeasibleMemoryError,
     PerfDataNotAvailableError,
     UnsupportedQueryError,
 )
@@ -474,6 +475,21 @@ class TestConstruction:
         config["fpm_profile"] = profile(place / "model", DEPLOYMENT | {"gemm_quant_mode": "fp8"})
         with pytest.raises(FpmNoCellError, match="No FPM cell matches"):
             ForwardPassPerfModel.best_available(config)
+
+    def test_a_deployment_that_does_not_fit_yields_no_latency(self, place):
+        Systems(place / "systems").hardware(gpu={"mem_capacity": 1000})
+        config = config_of(place) | {"fallback_policy": "regression"}
+        memory = {"activations_bytes": 20, "runtime_overhead_bytes": 30, "comm_overhead_bytes": 50}
+        resources = DEPLOYMENT["resources"] | memory | {"weights_bytes": 900}
+        config["fpm_profile"] = profile(place / "model", DEPLOYMENT | {"resources": resources})
+        with pytest.raises(
+            InfeasibleMemoryError, match=r"need 1001 bytes.*1000 are available.*that fits is 2"
+        ) as caught:
+            ForwardPassPerfModel.best_available(config)
+        assert (caught.value.needed_bytes, caught.value.available_bytes, caught.value.smallest_tp) == (1001, 1000, 2)
+        resources["weights_bytes"] -= 1
+        config["fpm_profile"] = profile(place / "model", DEPLOYMENT | {"resources": resources})
+        assert ForwardPassPerfModel.best_available(config).predict_prefill_latency_total(1, 100, 0) == 10.0
 
     def test_a_broken_pair_fails_at_construction(self, place):
         config = config_of(place)

@@ -5,12 +5,14 @@ import pytest
 from fpmsdk import ForwardPassPerfModel
 from fpmsdk._ext.passroofline import PassRoofline
 from fpmsdk._ext.wholeforward import SolAssistedEngine
-from fpmsdk.errors import PerfDataNotAvailableError
+from fpmsdk.errors import ConfigError, FpmUncoveredError, PerfDataNotAvailableError
 from fpmsdk.opgraph import ops
 from fpmsdk.perfdb.forward_cells import build_table
 from fpmsdk.perfdb.forward_pair import read_pair
 from fpmsdk.perfdb.roots import SystemsRoot
+from fpmsdk.perfmodel.wholeforward import SolMisses
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
+from fpmsdk.perfmodel.wholeforward_steps import mixed_step
 from fpmsdk.perfmodel.wholeforward_tables import assisted_curves
 from tests.perfdb.pairs import VERSION, row, write_pair
 from tests.perfdb.synthetic import Systems
@@ -135,11 +137,12 @@ def sol_engine(place):
         cells = build_table(read_pair(str(path), "x100", "vllm", VERSION), heal=True).cells
         cell = next(cell for cell in cells if cell.model_path == model)
         lists = VECTORS["sol_lists"][sol_list]
+        curves = assisted_curves(cell.prefill, cell.decode)
         made[model, sol_list] = SolAssistedEngine(
-            *assisted_curves(cell.prefill, cell.decode)[:4],
+            *curves[:4],
             roofline(place, lists["prefill"]),
             roofline(place, lists["decode"]),
-            lambda *lookup: AssertionError(lookup),
+            SolMisses(cell, curves, {"prefill": (), "decode": ()}).describe,
         )
         return made[model, sol_list]
 
@@ -162,6 +165,57 @@ def test_prefill_answers_of_the_roofline_are_those_of_the_peer(sol_engine):
 def test_decode_answers_of_the_roofline_are_those_of_the_peer(sol_engine):
     for model, sol_list, totals, expected in VECTORS["sol"]["decode"]:
         check_sol(sol_engine(model, sol_list).decode_query(*totals), expected)
+
+
+@pytest.mark.parametrize(("model", "sol_list", "asked", "expected"), VECTORS["sol"]["step"])
+def test_scheduler_steps_are_those_of_the_peer(sol_engine, model, sol_list, asked, expected):
+    engine = sol_engine(model, sol_list)
+    if isinstance(expected, dict):
+        with pytest.raises(PerfDataNotAvailableError) as caught:
+            mixed_step(engine, *asked)
+        assert expected["contains"] in str(caught.value)
+    else:
+        assert list(mixed_step(engine, *asked)) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ((504, 8, 504, 1, 0), (4.8528, 4.048, 0.0, 0.8048000000000002)),
+        ((1000, 24, 1000, 1, 0), (10.8016, 6.096, 0.0, 4.7056000000000004)),
+        ((512, 8, 1024, 1, 256), (5.4608, 3.824, 0.0, 1.6368)),
+        ((0, 0, 1024, 1, 0), (0.0, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_direct_steps_are_those_of_the_peer(place, asked, expected):
+    model = direct_model(place, "flat", all_rows())
+    assert model.mixed_step_breakdown(*asked) == expected
+
+
+def test_a_direct_step_beyond_the_measurements_is_refused_and_counted(place):
+    model = direct_model(place, "flat", all_rows())
+    with pytest.raises(FpmUncoveredError, match="total_kv_read_tokens=16392"):
+        model.mixed_step_breakdown(1024, 8, 2048, 1)
+    coverage = model.fpm_query_coverage()
+    assert coverage["queries"] == {"measured": 0, "interpolated": 2, "unsupported": 1}
+
+
+def test_a_decode_step_costs_in_full(place):
+    model = direct_model(place, "flat", all_rows())
+    assert model.decode_step_latency(8, 511, 1) == 4.22
+    assert model.decode_step_latency(0, 511, 1) == 0.0
+
+
+def test_tokens_that_are_verified_together_share_a_request(place):
+    model = direct_model(place, "flat", all_rows())
+    assert model.predict_decode_latency(8, 512) == model.predict_decode_latency_total(8, 4096)
+    assert model.predict_decode_latency(8, 512, verify_width=4) == model.predict_decode_latency_total(8, 1024)
+
+
+@pytest.mark.parametrize(("bs", "context", "width"), [(8, 512, 3), (8, 512, 0), (0, 512, 1), (8, 0, 1), (8, 1.5, 1)])
+def test_impossible_decode_steps_are_errors(place, bs, context, width):
+    with pytest.raises(ConfigError):
+        direct_model(place, "flat", all_rows()).predict_decode_latency(bs, context, verify_width=width)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from fpmsdk import Trace, replay_trace
+from fpmsdk._ext.pricing import PassPricer, price_pass
 from fpmsdk.errors import FpmUncoveredError
 from fpmsdk.replay.coverage import replay_coverage, write_coverage
 from tests.perfdb.pairs import decode, prefill
@@ -38,6 +39,24 @@ def test_a_covered_replay_tells_how_its_passes_were_priced(place):
     assert json.loads(report.to_json())["fpm_query_coverage"] == coverage
 
 
+def test_prefill_and_decode_workers_with_timings_of_their_own_are_roles_of_their_own(place):
+    decoder = model_of(place, ROWS, worker_type="decode", interpolation={"collect_coverage": True})
+    prefiller = model_of(place, ROWS, worker_type="prefill", interpolation={"collect_coverage": True})
+    report = replay_trace(
+        Trace.from_arrays([0.0], [32], [4]),
+        launch={"engine": LAUNCH["engine"] | {"worker_type": "decode"}},
+        prefill_launch={"engine": LAUNCH["engine"] | {"worker_type": "prefill"}},
+        timing=decoder,
+        prefill_timing=prefiller,
+    )
+    coverage = report.fpm_query_coverage
+    assert [role["worker_type"] for role in coverage["roles"]] == ["prefill", "decode"]
+    prefill_role, decode_role = (role["coverage"] for role in coverage["roles"])
+    assert sum(prefill_role["prefill"].values()) == 1 and sum(prefill_role["decode"].values()) == 0
+    assert sum(decode_role["prefill"].values()) == 0 and sum(decode_role["decode"].values()) == 4
+    assert sum(coverage["queries"].values()) == 5
+
+
 def test_a_replay_without_collection_says_nothing(place):
     report = replay_trace(Trace.from_arrays([0.0], [32], [4]), launch=LAUNCH, timing=model_of(place, ROWS))
     assert report.fpm_query_coverage is None
@@ -53,6 +72,23 @@ def test_a_missing_timing_stops_the_replay_with_the_coverage_attached(place):
     assert coverage["queries"]["unsupported"] == 1
     assert write_coverage(place, caught.value.fpm_query_coverage).name == "fpm-coverage.json"
     assert json.loads((place / "fpm-coverage.json").read_text()) == coverage
+
+
+def test_a_refused_mixed_pass_counts_once(place):
+    model = collecting(place)
+    pricer = PassPricer(model.timing_model(), True, 1.0, 1.0)
+    with pytest.raises(FpmUncoveredError):
+        price_pass(
+            pricer,
+            num_prefill=1,
+            sum_prefill_end_tokens=100,
+            num_decode=1,
+            sum_decode_tokens=9,
+            kv_capacity_tokens=1024,
+        )
+    coverage = model.fpm_query_coverage()
+    assert coverage["queries"] == {"measured": 0, "interpolated": 0, "unsupported": 1}
+    assert [gap["occurrences"] for gap in coverage["gaps"]] == [1]
 
 
 COUNTERS = {"queries": {"measured": 2, "interpolated": 1, "unsupported": 0}}

@@ -1,5 +1,7 @@
 """Prefill and decode workers: options, transfers, and what can go wrong."""
 
+import json
+
 import pytest
 
 from fpmsdk import Trace, replay_trace
@@ -23,7 +25,7 @@ def served(*shapes, prefill=None, decode=None, **options):
 @pytest.mark.parametrize("rules", ["vllm", "simulator"])
 @pytest.mark.parametrize(
     ("link", "handoff_ms", "activated_ms"),
-    [({}, 0.0, 10.0), ({}, 2.5, 12.5), (LINK, 2.5, 18.0), (LINK | {"kv_transfer_bandwidth": 0.0}, 2.5, 12.5)],
+    [({}, 0.0, 10.0), ({}, 2.5, 12.5), (LINK, 0.0, 18.0), (LINK | {"kv_transfer_bandwidth": 0.0}, 2.5, 12.5)],
 )
 def test_the_first_token_comes_after_prefill_transfer_and_one_decode_step(rules, link, handoff_ms, activated_ms):
     report = served((8, 3), prefill=link, handoff_latency_ms=handoff_ms, scheduler_rules=rules)
@@ -44,6 +46,16 @@ def test_a_decode_worker_transfers_only_what_it_has_not_cached():
     )
     rows = report.requests.to_pylist()
     assert [row["destination_activated_ms"] - row["destination_reserved_ms"] for row in rows] == [12.0, 4.0]
+
+
+def test_admissions_name_their_pool_and_the_first_one_of_each_is_no_readmission():
+    # The decode pool holds four blocks: the younger request is preempted there and admitted again.
+    report = served((8, 9), (8, 9), decode={"num_gpu_blocks": 7, "enable_prefix_caching": False})
+    histories = [record["admission_history"] for record in json.loads(report.to_json())["per_request"]]
+    told = [[(entry["pool"], entry["is_readmission"]) for entry in history] for history in histories]
+    assert told[0] == [("prefill", False), ("decode", False)]
+    assert told[1] == [("prefill", False), ("decode", False), ("decode", True)]
+    assert report.admissions["pool"].to_pylist().count("decode") == 3
 
 
 def test_a_prompt_that_the_prefill_pool_rejects_ends_there():
@@ -84,6 +96,11 @@ def test_options_that_do_not_go_together_are_named(options, path):
     with pytest.raises(ConfigError) as failure:
         replay_trace(Trace.from_arrays([0.0], [8], [2]), **options)
     assert failure.value.path == path
+
+
+def test_a_handoff_latency_beside_a_link_that_gives_it_is_refused():
+    with pytest.raises(ConfigError, match="handoff_latency_ms has no effect when the prefill launch sets"):
+        served((8, 3), prefill=LINK, handoff_latency_ms=2.5)
 
 
 def test_a_rank_that_does_not_exist_cannot_be_asked_for():

@@ -76,6 +76,12 @@ def test_a_stream_agrees_with_its_sample_to_the_sketch_accuracy(gaps):
         assert getattr(stream, name) == pytest.approx(getattr(sample, name), rel=1.0001e-3)
 
 
+def test_an_exact_stream_has_the_percentiles_of_its_sample():
+    values, counts = [5.8462, 3.0, 7.25], [50, 3, 47]
+    exact = Distribution.of_stream(values, counts, exact=True)
+    assert (exact.median, exact.p75, exact.p99) == (5.8462, 7.25, 7.25)
+
+
 def column(*values):
     return np.array(values, np.float64)
 

@@ -5,9 +5,11 @@ preemption, prefix caching, MTP, disaggregation, KV-aware placement, grouped cac
 Source: engine-and-replay.md section 7.
 """
 
+import dataclasses
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from fpmsdk import Trace, replay_trace
@@ -142,19 +144,27 @@ def test_a_trtllm_rank_keeps_the_older_rules_of_mtp():
     assert_summary_equal(report, scenario["summary"])
 
 
+def synthetic_trace_of(scenario):
+    """The workload that the peer made; random arrivals come from a generator of its own and are as recorded."""
+    trace = Trace.synthetic(
+        scenario["request_count"],
+        scenario["input_tokens"],
+        scenario["output_tokens"],
+        arrival_interval_ms=scenario["options"].get("arrival_interval_ms"),
+    )
+    if "request_rate" in scenario["options"]:
+        arrivals = np.array([request["arrival_time_ms"] for request in scenario["per_request"]])
+        return dataclasses.replace(trace, arrival_ms=arrivals)
+    return trace
+
+
 @pytest.mark.parametrize("name", [scenario["name"] for scenario in SYNTHETIC])
 def test_a_synthetic_replay_equals_the_peer(name):
     scenario = scenario_of(SYNTHETIC, name)
-    recorded = scenario["per_request"]
-    trace = Trace.from_arrays(
-        [request["arrival_time_ms"] for request in recorded],
-        [scenario["input_tokens"]] * len(recorded),
-        [scenario["output_tokens"]] * len(recorded),
-        request_ids=[request["uuid"] for request in recorded],
-    )
     options = {key: value for key, value in scenario["options"].items() if key == "replay_concurrency"}
-    report = replay(trace, scenario, options)
-    assert_requests_equal(report, [(request["uuid"], request) for request in recorded])
+    report = replay(synthetic_trace_of(scenario), scenario, options)
+    recorded = scenario["per_request"]
+    assert_requests_equal(report, [(f"synthetic-{number}", request) for number, request in enumerate(recorded)])
     assert_summary_equal(report, scenario["summary"])
 
 
@@ -172,7 +182,10 @@ def system(spec):
         "prefill_launch": {"engine": engine["prefill"]["rank"], "dp_size": engine["prefill"]["dp_size"]},
         "num_workers": topology["decode"]["initial_workers"],
         "num_prefill_workers": topology["prefill"]["initial_workers"],
-        "handoff_latency_ms": topology["handoff_latency_ms"],
+        # The peer ignores it when the rank says how fast prompts move; we refuse it then.
+        "handoff_latency_ms": 0.0
+        if engine["prefill"]["rank"].get("kv_transfer_bandwidth")
+        else topology["handoff_latency_ms"],
     }
 
 

@@ -83,14 +83,28 @@ def test_without_chunked_prefill_a_prefix_hit_lets_a_prompt_beyond_the_budget_ru
     assert column(report, "reused_tokens")[1] == 12
 
 
-@pytest.mark.parametrize("rules", ["vllm", "simulator"])
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_request_that_outgrows_the_cache_ends_the_replay_and_is_named(rules, caching):
-    blocks = {"num_gpu_blocks": 10 + (rules == "vllm"), "enable_prefix_caching": caching}
+def test_a_request_that_would_outgrow_the_cache_is_rejected_at_arrival_under_vllm_rules(caching):
+    blocks = {"num_gpu_blocks": 11, "enable_prefix_caching": caching}
     # The last token needs no KV: 38 + 3 tokens fit into 40 places, 38 + 4 do not.
-    assert column(replayed((38, 3), engine=blocks, scheduler_rules=rules), "output_tokens") == [3]
+    report = replayed((38, 3), (38, 4), (40, 0), engine=blocks)
+    assert column(report, "status") == ["completed", "rejected", "completed"]
+    assert column(report, "end_ms")[1] == 0.0
+    reason = "its prompt and output together need more than the 10 usable KV blocks of 4 tokens"
+    assert column(report, "rejection_reason") == [None, reason, None]
+
+
+def test_the_model_length_that_stops_generation_counts_not_the_output_that_was_asked_for():
+    report = replayed((38, 1000), engine={"num_gpu_blocks": 11, "max_model_len": 41})
+    assert column(report, "output_tokens") == [3]
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_request_that_outgrows_the_cache_ends_the_replay_under_simulator_rules(caching):
+    options = {"engine": {"num_gpu_blocks": 10, "enable_prefix_caching": caching}, "scheduler_rules": "simulator"}
+    assert column(replayed((38, 3), **options), "output_tokens") == [3]
     with pytest.raises(RequestNeverFitsError, match="request 'long' can never be scheduled again") as failure:
-        replayed((38, 4), engine=blocks, scheduler_rules=rules, columns={"request_ids": ["long"]})
+        replayed((38, 4), **options, columns={"request_ids": ["long"]})
     assert "41 tokens needs 11 KV blocks of 4 tokens, the cache has 10" in str(failure.value)
 
 
@@ -354,6 +368,10 @@ def test_composed_and_separate_passes_are_counted():
         ({"engine": {"block_size": 2**63}}, "engine.block_size"),
         ({"scheduler_rules": "simulator", "watermark": 0.1}, "watermark"),
         ({"scheduler_rules": "simulator", "scheduling_policy": "priority"}, "scheduling_policy"),
+        ({"scheduler_rules": "simulator", "scheduler_reserve_full_isl": False}, "scheduler_reserve_full_isl"),
+        ({"scheduler_rules": "simulator", "vllm_version": "0.30"}, "vllm_version"),
+        ({"long_prefill_token_threshold_adaptive": True}, "long_prefill_token_threshold_adaptive"),
+        ({"concurrency": 1, "arrival_speedup_ratio": 2.0}, "arrival_speedup_ratio"),
         ({"engine": {"num_gpu_blocks": 1}}, "engine.num_gpu_blocks"),
         (
             {"engine": {"max_model_len": 32}, "long_prefill_token_threshold": 33},

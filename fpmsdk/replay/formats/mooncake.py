@@ -5,18 +5,24 @@ Source: engine-and-replay.md section 5.2.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated
 
 import msgspec
 
-from fpmsdk.replay.formats.source import no_requests, read_bytes, row_error
-from fpmsdk.replay.trace import MAX_PRIORITY, MAX_TOKENS, Trace
+from fpmsdk.errors import TraceError
+from fpmsdk.replay.formats.fields import found_in, refused_field
+from fpmsdk.replay.formats.reader import Reader, ReadOptions
+from fpmsdk.replay.formats.source import lines, row_error
+from fpmsdk.replay.rows import Clock, LeftOut, PlacedRow, Row
+from fpmsdk.replay.trace import MAX_PRIORITY, MAX_TOKENS
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _HashId = Annotated[int, msgspec.Meta(ge=0)]
+# Blocks that no other request has need ids of their own; those of a source start at 0 as a rule.
+_FIRST_FRESH_ID = 2**63
 
 
 class _Row(msgspec.Struct):
@@ -45,79 +51,55 @@ _ALIASES = (
 )
 
 
-@dataclass(slots=True)
-class _Session:
-    turns: int = 0
-    timestamp: float | None = None  # the latest one known
+class MooncakeReader(Reader):
+    """Rows in any order; a missing timestamp of a first turn is 0."""
 
+    form = "mooncake"
+    options = frozenset({"block_tokens", "time_unit"})
 
-def read(path: str | Path, block_tokens: int) -> Trace:
-    """Read a Mooncake trace; the earliest arrival becomes 0 and rows may be in any order.
+    def __init__(self, path: str | Path, options: ReadOptions) -> None:
+        super().__init__(path, options)
+        self.clock = Clock(options.time_unit or "ms")
+        self.block_tokens = options.block_tokens or 512
 
-    Raises
-    ------
-    TraceError: names the file, the line and the field.
-    """
-    arrivals: list[float] = []
-    delays: list[float] = []
-    prompts: list[int] = []
-    outputs: list[int] = []
-    priorities: list[int] = []
-    request_ids: list[str] = []
-    session_ids: list[str] = []
-    hash_ids: list[list[int]] = []
-    sessions: dict[str, _Session] = {}
-    id_lines: dict[str, int] = {}
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        """The lines."""
+        return lines(self.path)
 
-    for line, text in enumerate(read_bytes(path).split(b"\n"), 1):
-        if not text.strip():
-            continue
-        row = _decoded(path, line, text)
-        hashes, prompt, output = _lengths(path, line, row, block_tokens)
-        request_id = row.request_id or f"request_{line}"
-        if (earlier := id_lines.setdefault(request_id, line)) != line:
-            raise row_error(
-                path,
-                line,
-                f'repeats request_id "{request_id}" of line {earlier}; request ids are unique',
-                "request_id",
+    def parse(self, line: int, record: bytes) -> Iterator[Row | LeftOut]:
+        """One request."""
+        row = _decoded(self.path, line, record)
+        hashes, prompt, output = _lengths(self.path, line, row, self.block_tokens)
+        yield Row(
+            line,
+            prompt,
+            output,
+            at=row.timestamp,
+            delay=row.delay,
+            request_id=row.request_id,
+            session_id=row.session_id,
+            priority=row.priority or 0,
+            hash_ids=hashes,
+        )
+
+    def check_blocks(self, row: Row) -> None:
+        """Check that the hash ids of a row cover its prompt; raises TraceError."""
+        capacity = len(row.hash_ids) * self.block_tokens
+        if row.prompt_tokens > capacity:
+            raise self.fault(
+                row,
+                f"input_length {row.prompt_tokens} exceeds hash_ids capacity {capacity}; give a hash id for every "
+                f"{self.block_tokens} tokens, or the block_tokens that the trace was made with",
+                "input_length",
             )
-        session_id = f"request_{line}" if row.session_id is None else row.session_id
-        session = sessions.setdefault(session_id, _Session())
-        delays.append(_delay(path, line, row, session_id, session))
-        arrivals.append(math.nan if session.turns else row.timestamp or 0.0)
-        session.turns += 1
-        if row.timestamp is not None:
-            session.timestamp = row.timestamp
-        prompts.append(prompt)
-        outputs.append(output)
-        priorities.append(row.priority or 0)
-        request_ids.append(request_id)
-        session_ids.append(session_id)
-        hash_ids.append(hashes)
-
-    if not prompts:
-        raise no_requests(path)
-    origin = min(at for at in arrivals if not math.isnan(at))
-    return Trace.from_arrays(
-        [at - origin for at in arrivals],
-        prompts,
-        outputs,
-        request_ids=request_ids,
-        priority=priorities,
-        session_ids=session_ids,
-        delay_ms=delays,
-        hash_ids=hash_ids,
-        block_tokens=block_tokens,
-    )
 
 
 def _decoded(path: str | Path, line: int, text: bytes) -> _Row:
     try:
         row = _DECODER.decode(text)
     except msgspec.ValidationError as fault:
-        field = str(fault).rpartition("$.")[2].rstrip("`") if "$." in str(fault) else ""
-        raise row_error(path, line, f"{field}: {fault}{_found(text, field)}", field) from fault
+        field = refused_field(fault)
+        raise row_error(path, line, f"{field}: {fault}{found_in(text, field)}", field) from fault
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise row_error(path, line, f"is not a JSON object: {fault}; write one request per line") from fault
     for name, alias in _ALIASES:
@@ -130,45 +112,23 @@ def _decoded(path: str | Path, line: int, text: bytes) -> _Row:
     return row
 
 
-def _found(text: bytes, field: str) -> str:
-    name, _, index = field.rstrip("]").partition("[")
-    try:
-        value: Any = msgspec.json.decode(text)[name]
-        return f", found {msgspec.json.encode(value[int(index)] if index else value).decode()}"
-    except (msgspec.DecodeError, KeyError, TypeError, IndexError, ValueError, RecursionError):
-        return ""
-
-
 def _lengths(path: str | Path, line: int, row: _Row, block_tokens: int) -> tuple[list[int], int, int]:
+    fault = partial(row_error, path, line)
     if row.hash_ids is None:
-        raise row_error(
-            path,
-            line,
-            f"is missing hash_ids; give one id per {block_tokens} prompt tokens, equal where prompts are",
-            "hash_ids",
+        raise fault(
+            f"is missing hash_ids; give one id per {block_tokens} prompt tokens, equal where prompts are", "hash_ids"
         )
     if row.output_length is None:
-        raise row_error(path, line, "is missing output_length; give the number of output tokens", "output_length")
+        raise fault("is missing output_length; give the number of output tokens", "output_length")
     if max(row.hash_ids, default=0) >= 2**64:
-        raise row_error(path, line, f"hash_ids holds {max(row.hash_ids)}; give 64-bit integers", "hash_ids")
-    capacity = len(row.hash_ids) * block_tokens
-    prompt = capacity if row.input_length is None else row.input_length
-    if prompt > capacity:
-        raise row_error(
-            path,
-            line,
-            f"input_length {prompt} exceeds hash_ids capacity {capacity}; give a hash id for every "
-            f"{block_tokens} tokens, or the block_tokens that the trace was made with",
-            "input_length",
-        )
+        raise fault(f"hash_ids holds {max(row.hash_ids)}; give 64-bit integers", "hash_ids")
+    prompt = len(row.hash_ids) * block_tokens if row.input_length is None else row.input_length
     if prompt == 0:
-        raise row_error(path, line, "input_length is 0; a prompt has at least one token", "input_length")
+        raise fault("input_length is 0; a prompt has at least one token", "input_length")
     if prompt > MAX_TOKENS:
-        raise row_error(path, line, f"hash_ids stand for {prompt} tokens, at most {MAX_TOKENS} fit", "hash_ids")
+        raise fault(f"hash_ids stand for {prompt} tokens, at most {MAX_TOKENS} fit", "hash_ids")
     if row.output_token_ids is not None and len(row.output_token_ids) != row.output_length:
-        raise row_error(
-            path,
-            line,
+        raise fault(
             f"output_length {row.output_length} does not match output_token_ids length "
             f"{len(row.output_token_ids)}; make them equal or leave output_token_ids out",
             "output_token_ids",
@@ -176,30 +136,68 @@ def _lengths(path: str | Path, line: int, row: _Row, block_tokens: int) -> tuple
     return row.hash_ids, prompt, row.output_length
 
 
-def _delay(path: str | Path, line: int, row: _Row, session_id: str, session: _Session) -> float:
-    if session.turns == 0:
-        if row.delay:
-            raise row_error(
-                path,
-                line,
-                f"sets delay on the first turn of session {session_id}; only a later turn waits",
-                "delay",
-            )
-        return 0.0
-    if row.delay is not None:
-        delay = row.delay
-    elif row.timestamp is None:
-        delay = 0.0
-    elif session.timestamp is None:
-        raise row_error(
-            path,
-            line,
-            f"for session {session_id} cannot infer delay without a previous timestamp; "
-            "give delay, or a timestamp on every turn",
-            "delay",
-        )
-    else:
-        delay = row.timestamp - session.timestamp
-    if delay < 0:
-        raise row_error(path, line, f"has invalid delay {delay:g}; give at least 0 ms between two turns", "delay")
-    return delay
+class MooncakeWriter:
+    """Writes rows as Mooncake JSON lines in ms; whoever reads them needs `block_tokens`, which the form cannot hold.
+
+    A row without blocks gets ids that no other row has.
+    """
+
+    form = "mooncake"
+
+    def __init__(self, file: IO[bytes], block_tokens: int) -> None:
+        self._file = file
+        self._block_tokens = block_tokens
+        self._num_fresh = 0
+        self._encode = msgspec.json.Encoder().encode
+
+    def write(self, rows: Iterable[PlacedRow]) -> None:
+        """Append rows.
+
+        Raises
+        ------
+        TraceError: a row says what the form cannot.
+        """
+        for row in rows:
+            if row.dp_rank >= 0 or row.prefill_dp_rank >= 0:
+                raise TraceError(
+                    f'request "{row.request_id}" asks for an attention-DP rank, which a Mooncake trace cannot say; '
+                    "write Parquet",
+                    field="dp_rank",
+                )
+            if row.awaits:
+                raise TraceError(
+                    f'request "{row.request_id}" waits for other turns than the one before it, which a Mooncake trace '
+                    "cannot say; write Parquet",
+                    field="awaits",
+                )
+            if max(row.hash_ids, default=0) >= _FIRST_FRESH_ID:
+                raise TraceError(
+                    f'request "{row.request_id}" has a hash id of {_FIRST_FRESH_ID} or more, which rows without '
+                    "blocks may use; write Parquet",
+                    field="hash_ids",
+                )
+            self._file.write(self._encode(self._line(row)) + b"\n")
+
+    def close(self) -> None:
+        """End the file; there is nothing to add."""
+
+    def _line(self, row: PlacedRow) -> dict[str, object]:
+        hash_ids = list(row.hash_ids)
+        if not hash_ids:
+            first = _FIRST_FRESH_ID + self._num_fresh
+            self._num_fresh += -(-row.prompt_tokens // self._block_tokens)
+            hash_ids = list(range(first, _FIRST_FRESH_ID + self._num_fresh))
+        line: dict[str, object] = {
+            "timestamp": row.arrival_ms,
+            "input_length": row.prompt_tokens,
+            "output_length": row.output_tokens,
+            "hash_ids": hash_ids,
+            "request_id": row.request_id,
+            "session_id": row.session_id or row.request_id,
+        }
+        if row.arrival_ms is None:
+            del line["timestamp"]
+            line["delay"] = row.delay_ms
+        if row.priority:
+            line["priority"] = row.priority
+        return line

@@ -7,6 +7,7 @@ measured times as well, for comparison with a replay.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import TraceError
+from fpmsdk.replay.formats.fields import refused_field
+from fpmsdk.replay.formats.reader import Reader, ReadOptions
 from fpmsdk.replay.formats.source import no_requests, read_bytes
 from fpmsdk.replay.latency import RequestLatencies
+from fpmsdk.replay.rows import Clock, LeftOut, Row
 from fpmsdk.replay.trace import MAX_TOKENS, Trace
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -74,14 +78,38 @@ class RecordedRun:
         return gaps
 
 
-def read(path: str | Path, block_tokens: int) -> Trace:
-    """Read the planned arrivals and the lengths.
+class RecordedReader(Reader):
+    """Planned arrivals and lengths of a measured run; times count from its start."""
 
-    Raises
-    ------
-    TraceError: names the file and the field.
-    """
-    return read_run(path, block_tokens).trace
+    form = "recorded"
+    keeps_clock = True
+    has_lines = False
+
+    def __init__(self, path: str | Path, options: ReadOptions) -> None:
+        super().__init__(path, options)
+        self.clock = Clock.SECONDS
+
+    def records(self) -> Iterator[tuple[int, _Request]]:
+        """The requests in order of arrival."""
+        return enumerate(_run_of(self.path).requests, 1)
+
+    def parse(self, line: int, record: _Request) -> Iterator[Row | LeftOut]:
+        """One request."""
+        _check_token_times(self.path, record)
+        yield Row(line, record.prompt, record.output, at=record.arrival, request_id=record.id)
+
+
+def _run_of(path: str | Path) -> _Run:
+    content = read_bytes(path)
+    try:
+        run = msgspec.json.decode(content, type=_Run)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        field = refused_field(fault)
+        raise TraceError(
+            f"{path}: not the request record of a measured run: {fault}", path=str(path), field=field
+        ) from fault
+    run.requests.sort(key=lambda request: request.arrival)
+    return run
 
 
 def read_run(path: str | Path, block_tokens: int = 512) -> RecordedRun:
@@ -91,16 +119,10 @@ def read_run(path: str | Path, block_tokens: int = 512) -> RecordedRun:
     ------
     TraceError: names the file and the field.
     """
-    try:
-        run = msgspec.json.decode(read_bytes(path), type=_Run)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        field = str(fault).rpartition("$.")[2].rstrip("`") if "$." in str(fault) else ""
-        raise TraceError(
-            f"{path}: not the request record of a measured run: {fault}", path=str(path), field=field
-        ) from fault
-    if not run.requests:
+    run = _run_of(path)
+    requests = run.requests
+    if not requests:
         raise no_requests(path)
-    requests = sorted(run.requests, key=lambda request: request.arrival)
     for request in requests:
         _check_token_times(path, request)
     try:
@@ -120,8 +142,7 @@ def read_run(path: str | Path, block_tokens: int = 512) -> RecordedRun:
 
 
 def _milliseconds(seconds: list[float]) -> NDArray[np.float64]:
-    # By way of whole nanoseconds, so that decimal seconds become the same decimal milliseconds.
-    return np.rint(np.array(seconds, np.float64) * 1e9) / 1e6
+    return Clock.SECONDS.all_to_ms(np.array(seconds, np.float64))
 
 
 def _check_token_times(path: str | Path, request: _Request) -> None:

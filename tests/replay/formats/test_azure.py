@@ -40,6 +40,11 @@ def test_iso_forms_with_and_without_a_zone(read, earlier, later, difference_ms):
     assert trace.arrival_ms.tolist() == [0.0, difference_ms]
 
 
+def test_times_centuries_apart_are_refused_though_their_difference_is_no_64_bit_count_of_ns(read):
+    with pytest.raises(TraceError, match="arrivals span 5.. years, from line 2 to line 3"):
+        read(HEADER, "1700-01-01 00:00:00,1,1", "2260-01-01 00:00:00,1,1")
+
+
 def test_columns_are_found_by_name_and_others_ignored(read):
     trace = read(
         "GeneratedTokens,Model,ContextTokens,TIMESTAMP",

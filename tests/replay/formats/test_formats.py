@@ -6,6 +6,7 @@ import json
 import pytest
 
 from fpmsdk.errors import TraceError
+from fpmsdk.replay.formats.detect import detected_form
 from fpmsdk.replay.trace import Trace
 
 ROW = json.dumps({"input_length": 8, "output_length": 3, "hash_ids": [1]}).encode()
@@ -24,13 +25,13 @@ def test_a_named_form_overrides_the_ending(tmp_path):
 
 def test_an_ending_that_tells_nothing_asks_for_the_form(tmp_path):
     (tmp_path / "t.txt").write_bytes(ROW)
-    with pytest.raises(TraceError, match=r"known endings are \.jsonl, \.csv, \.json .* mooncake, azure, recorded"):
+    with pytest.raises(TraceError, match=r"known endings are \.jsonl, \.csv, \.json, \.parquet"):
         Trace.read(tmp_path / "t.txt")
 
 
 def test_an_unknown_form_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(TraceError, match="unknown trace format 'weka'; known are mooncake, azure, recorded"):
-        Trace.read(tmp_path / "t.jsonl", "weka")
+    with pytest.raises(TraceError, match="unknown trace format 'pcap'; known are mooncake, aiperf, azure,"):
+        Trace.read(tmp_path / "t.jsonl", "pcap")
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -43,6 +44,50 @@ def test_cut_gzip_data_are_refused(tmp_path):
     path.write_bytes(gzip.compress(ROW * 50)[:-9])
     with pytest.raises(TraceError, match="cut short or damaged"):
         Trace.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "form"),
+    [
+        ("t.jsonl", {"hash_ids": []}, "mooncake"),
+        ("t.jsonl", {"metadata": {}, "metrics": {}}, "aiperf"),
+        ("t.jsonl", {"requests": [], "block_size": 4}, "weka"),
+        ("t.json", {"requests": []}, "recorded"),
+        ("t.json", {"requests": [], "block_size": 4}, "weka"),
+        ("t.json", {"benchmarks": []}, "guidellm"),
+        ("t.jsonl", "no JSON", "mooncake"),
+        ("t.json.gz", {"benchmarks": []}, "guidellm"),
+        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", "azure"),
+        ("t.csv.gz", "Timestamp,Request tokens,Response tokens", "burstgpt"),
+        ("t.csv", "x,y", "azure"),
+    ],
+)
+def test_the_first_record_tells_forms_of_one_ending_apart(tmp_path, name, record, form):
+    content = (record if isinstance(record, str) else json.dumps(record)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert detected_form(tmp_path / name) == form
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"block_tokens": 4}, "block_tokens"),
+        ({"time_unit": "s"}, "time_unit"),
+        ({"benchmark": 0}, "benchmark"),
+        ({"nested_timestamps": "auto"}, "nested_timestamps"),
+    ],
+)
+def test_an_option_that_the_form_does_not_have_is_refused(tmp_path, options, field):
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\n")
+    with pytest.raises(TraceError, match=f"{field} has no effect on a trace of form azure") as refused:
+        Trace.read(tmp_path / "t.csv", **options)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(("option", "value"), [("time_unit", "us"), ("nested_timestamps", True)])
+def test_an_option_has_one_of_its_values(tmp_path, option, value):
+    with pytest.raises(TraceError, match=f"{option} is .*; give"):
+        Trace.read(tmp_path / "t.jsonl", **{option: value})
 
 
 @pytest.mark.parametrize(

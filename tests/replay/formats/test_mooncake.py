@@ -175,6 +175,37 @@ def test_hash_ids_that_stand_for_too_many_tokens_are_refused(read):
         read(without("input_length"), block_tokens=2**31 - 1)
 
 
+def test_a_given_name_that_a_row_without_name_has_is_refused(read):
+    with pytest.raises(TraceError, match='trace line 2 repeats request_id "request_1"'):
+        read(ROW, ROW | {"request_id": "request_1"})
+    with pytest.raises(TraceError, match='trace line 2 repeats request_id "request_2" of line 1'):
+        read(ROW | {"request_id": "request_2"}, ROW)
+
+
+def test_times_in_seconds_become_the_same_decimal_milliseconds(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    rows = [ROW | {"timestamp": 100.25}, ROW | {"timestamp": 100.268141, "session_id": "s"}]
+    rows.append({**ROW, "session_id": "s", "delay": 0.3})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    trace = Trace.read(path, block_tokens=4, time_unit="s")
+    assert trace.arrival_ms[:2].tolist() == [0.0, 18.141]
+    assert trace.delay_ms.tolist() == [0.0, 0.0, 300.0]
+
+
+@pytest.mark.parametrize("times", [(0, 4e11), (-1e308, 1e308), (1.7e9, 1.7e12)])
+def test_times_that_span_more_than_ten_years_are_refused_with_both_lines(read, times):
+    with pytest.raises(TraceError, match="from line 1 to line 2; two units or two clocks are mixed") as refused:
+        read(*(ROW | {"timestamp": time} for time in times))
+    assert refused.value.line == 2
+
+
+def test_a_delay_beyond_all_times_is_refused(tmp_path):
+    rows = [ROW | {"session_id": "s"}, {**ROW, "session_id": "s", "delay": 1e308}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(TraceError, match="has invalid delay 1e"):
+        Trace.read(tmp_path / "t.jsonl", block_tokens=4, time_unit="s")
+
+
 @pytest.mark.parametrize("content", ["", "\n  \n"])
 def test_a_file_without_requests_is_refused(read, content):
     with pytest.raises(TraceError, match=r"trace\.jsonl did not contain any requests"):

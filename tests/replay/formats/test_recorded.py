@@ -47,7 +47,7 @@ def test_measured_token_times_follow_the_order_of_the_trace(write):
         ({"arrival": -1}, "requests[0].arrival", "Expected `float` >= 0"),
         ({"token_times": [0.5]}, "token_times", 'request "a" has 1 token_times for output 2'),
         ({"token_times": [0.5, 0.4]}, "token_times", "go back in time"),
-        ({"id": "b"}, "request_ids", 'duplicate request id "b"'),
+        ({"id": "b"}, "request_id", 'request "b" repeats request_id "b" of request 1'),
     ],
 )
 def test_a_malformed_request_is_refused(write, change, field, said):

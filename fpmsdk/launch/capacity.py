@@ -1,0 +1,124 @@
+"""Cache capacity of a launch whose blocks are not given: from a resolved profile, else from the model's operators.
+
+Source: fpm-interpolation.md section 7; engine-and-replay.md section 1.6; op-level.md section 6.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fpmsdk.config.systems import HOW_TO_GET_DATA, resolve_systems_paths
+from fpmsdk.errors import LaunchConfigError, UnknownSystemError
+from fpmsdk.launch.cache_budget import estimate_cache_budget
+from fpmsdk.launch.fields import BLOCK_SIZES
+
+# The part of its memory that an engine uses by default, and what it is called.
+FRACTION_OF = {
+    "vllm": ("gpu_memory_utilization", 0.9),
+    "sglang": ("mem_fraction_static", 0.88),
+    "trtllm": ("free_gpu_memory_fraction", 0.9),
+}
+_MAX_NUM_TOKENS = 8192
+_MAX_BATCH_SIZE = 1
+
+
+def derived_capacity(config: Mapping[str, Any], engine: Mapping[str, Any], memory: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine fields that say how large the cache of one rank is.
+
+    Parameters
+    ----------
+    config: canonical configuration of the timing model.
+    engine: scheduler fields as written; what is left out has the defaults of a capacity estimate.
+    memory: memory inputs as written: the backend's fraction, `cuda_graph_reserved_bytes`.
+
+    Returns
+    -------
+    `num_gpu_blocks`, or `kv_cache_groups` and `kv_cache_capacity_bytes` of a grouped profile.
+
+    Raises
+    ------
+    ConfigError: the profile does not support the launch, or the memory inputs are those of another backend.
+    InfeasibleMemoryError: nothing is left for the cache; tells the bytes and the smallest tp that fits.
+    LaunchConfigError: not even one block fits.
+    """
+    backend = config["backend"]
+    name, default = FRACTION_OF[backend]
+    others = [other for other, _ in FRACTION_OF.values() if other != name and other in memory]
+    if others:
+        raise LaunchConfigError(f"{others[0]} is not a memory input of backend {backend}; use {name}", others[0])
+    asked = {
+        "memory_fraction_value": memory.get(name, default),
+        "max_num_tokens": engine.get("max_num_batched_tokens") or _MAX_NUM_TOKENS,
+        "cuda_graph_reserved_bytes": memory.get("cuda_graph_reserved_bytes", 0),
+    }
+    block_size = engine.get("block_size") or BLOCK_SIZES[backend]
+    if config["fpm_profile"] is None or backend != "vllm" or config["pp"] != 1:
+        return {"num_gpu_blocks": _blocks_of_model(config, asked, block_size)}
+    budget = estimate_cache_budget(
+        config,
+        asked
+        | {
+            "total_gpu_capacity_bytes": _gpu_bytes(_system(config)[1], config["system"]),
+            "memory_fraction_kind": "of_total",
+            "max_batch_size": engine.get("max_num_seqs") or _MAX_BATCH_SIZE,
+            "context_length": engine.get("max_model_len"),
+        },
+    )
+    if budget["cache_layout"] == "grouped":
+        return {
+            "kv_cache_groups": budget["cache_groups"],
+            "kv_cache_capacity_bytes": budget["total_kv_size_bytes"],
+        }
+    return {"num_gpu_blocks": _at_least_one(budget["total_kv_size_tokens"] // block_size, block_size)}
+
+
+def _blocks_of_model(config: Mapping[str, Any], asked: Mapping[str, Any], block_size: int) -> int:
+    # The op graph loads with the first launch that needs it.
+    from fpmsdk.opgraph import Deployment, build_graph, read_model_config
+    from fpmsdk.opgraph.memory import FRACTION_KINDS, MemoryRequest, SystemMemory, estimate_kv_cache
+
+    root, hardware = _system(config)
+    resolved = root.resolve_version(config["system"], config["backend"], config["backend_version"])
+    model = read_model_config(config["model"], [os.path.join(os.path.dirname(root.path), "model_configs")])
+    deployment = Deployment.from_config(
+        config, backend_version=resolved.version, sm_version=hardware.sm_version, systems_path=root.path
+    )
+    estimate = estimate_kv_cache(
+        model,
+        deployment,
+        build_graph(model, deployment, lambda _kind, _table: ()),
+        SystemMemory(_gpu_bytes(hardware, config["system"]), hardware.nccl_mem_bytes, hardware.other_mem_bytes),
+        MemoryRequest(memory_fraction_kind=FRACTION_KINDS[config["backend"]], **asked),
+    )
+    return _at_least_one(estimate.num_gpu_blocks(block_size), block_size)
+
+
+def _system(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    # The first root that describes the system.
+    from fpmsdk.perfdb import open_root
+
+    failure: Exception = UnknownSystemError(f"failed to find performance data roots; {HOW_TO_GET_DATA}")
+    for path in resolve_systems_paths(config["systems_paths"]):
+        root = open_root(path)
+        try:
+            return root, root.spec(config["system"])
+        except UnknownSystemError as error:
+            failure = error
+    raise failure
+
+
+def _gpu_bytes(hardware: Any, system: str) -> int:
+    if hardware.mem_capacity_bytes is None:
+        raise LaunchConfigError(f"system {system!r} states no gpu.mem_capacity; give num_gpu_blocks", "num_gpu_blocks")
+    capacity: int = hardware.mem_capacity_bytes
+    return capacity
+
+
+def _at_least_one(num_blocks: int, block_size: int) -> int:
+    if num_blocks < 1:
+        raise LaunchConfigError(
+            f"the memory left for the cache holds no block of {block_size} tokens; raise the memory fraction or use a "
+            "larger tp",
+            "num_gpu_blocks",
+        )
+    return num_blocks

@@ -1,0 +1,162 @@
+"""From a trace file of any form to one of ours, or from a `Trace` to a file; in memory is only what is being written.
+
+Source: engine-and-replay.md section 5.2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fpmsdk.replay.builder import check_span
+from fpmsdk.replay.formats import open_trace, writing, written_form
+from fpmsdk.replay.formats.reader import Reader, ReadOptions
+from fpmsdk.replay.formats.source import no_requests
+from fpmsdk.replay.rows import LeftOut, PlacedRow, Row
+from fpmsdk.replay.trace import Trace
+
+_ROWS_PER_STEP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion did: forms, prompt tokens per hash id, rows written, and why records were left out."""
+
+    source_format: str
+    target_format: str
+    block_tokens: int
+    num_requests: int
+    left_out: dict[str, int]
+
+
+def convert_trace(
+    source: str | Path,
+    target: str | Path,
+    *,
+    source_format: str | None = None,
+    target_format: str | None = None,
+    options: ReadOptions | None = None,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> Conversion:
+    """Write a trace file in another form; the source is read twice, its earliest arrival becomes 0.
+
+    Memory does not grow with the number of requests, but for an entry per name of a request or session that the
+    source gives. Forms that are one document (`guidellm`, `recorded`) are decoded whole.
+
+    Parameters
+    ----------
+    source, target: the files; the target is replaced when all is written.
+    source_format, target_format: forms; None looks at the files (`Trace.read`) and the ending of the target.
+    options: how to read the source.
+    advance: called with the number of rows read since its last call.
+
+    Raises
+    ------
+    TraceError: the source breaks a rule, or says what the target form cannot; nothing is written.
+    OSError: the target cannot be written.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "t.csv").write_text("Timestamp,Request tokens,Response tokens\\n5,472,18\\n45.5,1087,230\\n")
+    >>> convert_trace(folder / "t.csv", folder / "t.parquet").num_requests
+    2
+    >>> Trace.read(folder / "t.parquet").arrival_ms.tolist()
+    [0.0, 40500.0]
+    """
+    form = written_form(target, target_format)
+    origin, block_tokens = _surveyed(open_trace(source, source_format, options), advance)
+    reader = open_trace(source, source_format, options)
+    left_out: Counter[str] = Counter()
+    num_requests = 0
+
+    def rows() -> Iterator[PlacedRow]:
+        nonlocal num_requests
+        timeline = reader.timeline()
+        for row in _counted(reader, advance):
+            if not isinstance(row, Row):
+                left_out[row.reason] += 1
+                continue
+            _, turn, delay_ms = timeline.place(row)
+            arrival_ms = reader.clock.to_ms((row.at or 0) - origin) if turn == 0 else None
+            num_requests += 1
+            yield _placed(row, arrival_ms, delay_ms)
+
+    with writing(target, form, block_tokens) as writer:
+        writer.write(rows())
+    return Conversion(reader.form, form, block_tokens, num_requests, dict(left_out))
+
+
+def write_trace(trace: Trace, path: str | Path, format: str | None = None) -> None:
+    """Write a `Trace`; see `Trace.write`."""
+    with writing(path, written_form(path, format), trace.block_tokens) as writer:
+        writer.write(_rows_of(trace))
+
+
+def _surveyed(reader: Reader, advance: Callable[[int], None]) -> tuple[float, int]:
+    """The earliest arrival and the size of a block; everything is checked on the way."""
+    timeline = reader.timeline()
+    first: tuple[float, int] | None = None
+    last: tuple[float, int] | None = None
+    for row in _counted(reader, advance):
+        if isinstance(row, Row) and timeline.place(row)[1] == 0:
+            found = (row.at or 0, row.line)
+            first = found if first is None or found[0] < first[0] else first
+            last = found if last is None or found[0] > last[0] else last
+    if first is None or last is None:
+        raise no_requests(reader.path)
+    check_span(str(reader.path), reader.clock.to_ms(last[0] - first[0]), first[1], last[1])
+    return 0 if reader.keeps_clock else first[0], reader.block_tokens
+
+
+def _counted(reader: Reader, advance: Callable[[int], None]) -> Iterator[Row | LeftOut]:
+    for number, row in enumerate(reader.rows(), 1):
+        yield row
+        if number % _ROWS_PER_STEP == 0:
+            advance(_ROWS_PER_STEP)
+
+
+def _placed(row: Row, arrival_ms: float | None, delay_ms: float) -> PlacedRow:
+    return PlacedRow(
+        row.name,
+        row.session_id,
+        arrival_ms,
+        delay_ms,
+        row.prompt_tokens,
+        row.output_tokens,
+        row.priority,
+        row.dp_rank,
+        row.prefill_dp_rank,
+        row.hash_ids,
+        row.awaits,
+    )
+
+
+def _rows_of(trace: Trace) -> Iterator[PlacedRow]:
+    turns = np.bincount(trace.session_index)
+    for start in range(0, len(trace), _ROWS_PER_STEP):
+        some = slice(start, start + _ROWS_PER_STEP)
+        sessions = trace.session_index[some]
+        names = trace.session_ids[sessions]
+        # The session of one turn need not be named when it has the name of its request.
+        names[(turns[sessions] == 1) & (names == trace.request_ids[some])] = None
+        arrivals = trace.arrival_ms[some].astype(object)
+        arrivals[trace.turn_index[some] > 0] = None
+        columns = (
+            trace.request_ids[some],
+            names,
+            arrivals,
+            *(
+                getattr(trace, name)[some]
+                for name in ("delay_ms", "prompt_tokens", "output_tokens", "priority", "dp_rank", "prefill_dp_rank")
+            ),
+        )
+        for row, values in enumerate(zip(*(column.tolist() for column in columns), strict=True), start):
+            blocks = trace.hash_ids[trace.hash_offsets[row] : trace.hash_offsets[row + 1]]
+            awaits = trace.awaits[trace.awaits_offsets[row] : trace.awaits_offsets[row + 1]]
+            yield PlacedRow._make((*values, blocks.tolist(), awaits.tolist()))
