@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data test-browser conformance record-conformance truth lint bench compare-regression compare-op-level compare-interpolation clean
+.PHONY: demo test test-data test-browser conformance record-conformance truth lint bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -92,6 +92,25 @@ compare-op-level: $(PEERS)/regression/.ready
 	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
 	$(PEERS)/regression/bin/pip install --quiet .
 	$(PEERS)/regression/bin/python benchmarks/compare/op_level.py $(EVIDENCE)
+
+# The simulators; the second package brings the one that the first was made from. TRACE=file.jsonl replays a Mooncake
+# trace of yours instead of a generated one.
+REPLAY_PEERS := $(PEER_WHEELS) ai-dynamo-runtime==1.6.1
+$(PEERS)/replay/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/replay
+	$(PEERS)/replay/bin/pip install --quiet --pre --no-deps --only-binary :all: $(REPLAY_PEERS)
+	$(PEERS)/replay/bin/pip install --quiet msgspec numpy packaging pandas pyarrow pydantic pyyaml
+	touch $@
+
+compare-replay: $(PEERS)/replay/.ready
+	$(PEERS)/replay/bin/pip install --quiet --force-reinstall --no-deps .
+	$(PEERS)/replay/bin/pip install --quiet .
+	$(PEERS)/replay/bin/python benchmarks/compare/replay.py $(EVIDENCE) $(if $(TRACE),--trace $(TRACE))
+
+compare-replay-fuzz: $(PEERS)/replay/.ready
+	$(PEERS)/replay/bin/pip install --quiet --force-reinstall --no-deps .
+	$(PEERS)/replay/bin/pip install --quiet .
+	$(PEERS)/replay/bin/python benchmarks/compare/replay_fuzz.py $(FUZZ)
 
 # The public performance databases, as data: both generations, never imported.
 DATA_WHEELS := aisimulate==0.13.0.dev202610270000000085 aiconfigurator-core==0.12.0

@@ -13,6 +13,15 @@ from fpmsdk.errors import KvForwardTooLargeError
 
 cdef int64_t MAX_BYTES = 2**53
 
+cdef enum:
+    MAX_COUNTED_TOKENS = 65536
+
+
+cdef inline int64_t place(int64_t number, int64_t size) noexcept nogil:
+    """`number` modulo `size`, in [0, size) for negative ones too."""
+    cdef int64_t rest = number % size
+    return rest + size if rest < 0 else rest
+
 
 cdef class ByteBudgetCache(KvCache):
     """What one rank's requests hold, in bytes.
@@ -39,10 +48,20 @@ cdef class ByteBudgetCache(KvCache):
         self.lease_blocks = <int64_t*>calloc(max(num_requests, 1), sizeof(int64_t))
         if self.groups == NULL or self.lease_bytes == NULL or self.lease_blocks == NULL:
             raise MemoryError(f"no memory for the leases of {num_requests} requests")
+        self.counts_members = sum(block_tokens for block_tokens, _, _ in groups) <= MAX_COUNTED_TOKENS
         for index, (block_tokens, page_bytes, window) in enumerate(groups):
-            self.groups[index] = ByteGroup(block_tokens, page_bytes, window or 0)
+            self.groups[index] = ByteGroup(block_tokens, page_bytes, window or 0, NULL, NULL)
+            if self.counts_members:
+                self.groups[index].growing = <int64_t*>calloc(block_tokens, sizeof(int64_t))
+                self.groups[index].dropping = <int64_t*>calloc(block_tokens, sizeof(int64_t))
+                if self.groups[index].growing == NULL or self.groups[index].dropping == NULL:
+                    raise MemoryError(f"no memory to count requests in blocks of {block_tokens} tokens")
 
     def __dealloc__(self):
+        cdef int64_t group
+        for group in range(self.num_groups if self.groups != NULL else 0):
+            free(self.groups[group].growing)
+            free(self.groups[group].dropping)
         free(self.groups)
         free(self.lease_bytes)
         free(self.lease_blocks)
@@ -64,6 +83,12 @@ cdef class ByteBudgetCache(KvCache):
             total += blocks * self.groups[group].page_bytes
         return total
 
+    cdef int64_t _blocks_for(self, int64_t computed, int64_t tokens) noexcept nogil:
+        cdef int64_t group, total = 0
+        for group in range(self.num_groups):
+            total += self._blocks(&self.groups[group], computed, tokens)
+        return total
+
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil:
         return self.bytes_for(tokens - 1, tokens) <= self.capacity_bytes
 
@@ -83,7 +108,6 @@ cdef class ByteBudgetCache(KvCache):
 
     cdef bint extend(self, int64_t request, int64_t computed, int64_t tokens) except -1 nogil:
         """Hold what the forward from `computed` to `tokens` needs, and give back what left the windows."""
-        cdef int64_t group
         cdef int64_t needed = self.bytes_for(computed, tokens)
         self._check_forward(request, computed, tokens)
         if needed > self.capacity_bytes - (self.used - self.lease_bytes[request]):
@@ -91,11 +115,87 @@ cdef class ByteBudgetCache(KvCache):
         self.used += needed - self.lease_bytes[request]
         self.lease_bytes[request] = needed
         self.active -= self.lease_blocks[request]
-        self.lease_blocks[request] = 0
-        for group in range(self.num_groups):
-            self.lease_blocks[request] += self._blocks(&self.groups[group], computed, tokens)
+        self.lease_blocks[request] = self._blocks_for(computed, tokens)
         self.active += self.lease_blocks[request]
         return True
+
+    # What a decoding request holds depends on its length alone, so that the members of a cohort need only be counted
+    # by the pass in which they start or drop a block.
+
+    cdef int64_t decodes_before_touch(self, int64_t computed) noexcept nogil:
+        """A member is touched when its first block leaves a window."""
+        cdef int64_t group, first_drop, passes = MAX_BYTES
+        for group in range(self.num_groups):
+            first_drop = self._first_drop(&self.groups[group])
+            if self.groups[group].window > 0 and first_drop >= computed:
+                passes = min(passes, first_drop - computed)
+        return passes
+
+    cdef int64_t touch_demand(self, int64_t request, int64_t computed) noexcept nogil:
+        return 0
+
+    cdef int touch(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil:
+        cdef int64_t group
+        for group in range(self.num_groups):
+            if self.groups[group].window > 0 and computed == self._first_drop(&self.groups[group]):
+                self._count_drops(&self.groups[group], computed, cohort_pass, 1)
+        return 0
+
+    cdef int64_t _first_drop(self, const ByteGroup* group) noexcept nogil:
+        """Computed tokens with which a request drops its first block."""
+        return group.window - 1 + group.block_tokens
+
+    cdef void _count_drops(self, ByteGroup* group, int64_t computed, int64_t cohort_pass, int change) noexcept nogil:
+        group.dropping[place(computed - (group.window - 1) - cohort_pass, group.block_tokens)] += change
+
+    cdef void _count_member(self, int64_t computed, int64_t cohort_pass, int change) noexcept nogil:
+        cdef int64_t index
+        cdef ByteGroup* group
+        for index in range(self.num_groups):
+            group = &self.groups[index]
+            group.growing[place(computed - cohort_pass, group.block_tokens)] += change
+            if group.window > 0 and computed > self._first_drop(group):
+                self._count_drops(group, computed, cohort_pass, change)
+
+    cdef bint join_cohort(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil:
+        # After a longer chunk it holds more than a decode does.
+        if (
+            self.lease_bytes[request] != self.bytes_for(computed - 1, computed)
+            or self.lease_blocks[request] != self._blocks_for(computed - 1, computed)
+        ):
+            return False
+        self._count_member(computed, cohort_pass, 1)
+        return True
+
+    cdef int leave_cohort(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil:
+        self._count_member(computed, cohort_pass, -1)
+        self.lease_bytes[request] = self.bytes_for(computed - 1, computed)
+        self.lease_blocks[request] = self._blocks_for(computed - 1, computed)
+        return 0
+
+    cdef int64_t cohort_demand(self, int64_t cohort_pass) noexcept nogil:
+        cdef int64_t group, demand = 0
+        for group in range(self.num_groups):
+            demand += self.groups[group].page_bytes * (
+                self.groups[group].growing[place(-cohort_pass, self.groups[group].block_tokens)]
+            )
+        return demand
+
+    cdef void advance_cohort(self, int64_t cohort_pass) noexcept nogil:
+        cdef int64_t group, now, blocks
+        for group in range(self.num_groups):
+            now = place(-cohort_pass, self.groups[group].block_tokens)
+            blocks = self.groups[group].growing[now]
+            if self.groups[group].window > 0:
+                blocks -= self.groups[group].dropping[now]
+            self.used += blocks * self.groups[group].page_bytes
+            self.active += blocks
+
+    cdef int64_t demand(self, int64_t request, int64_t computed, int64_t tokens) noexcept nogil:
+        return max(0, self.bytes_for(computed, tokens) - self.lease_bytes[request])
+
+    cdef int64_t supply(self) noexcept nogil:
+        return self.capacity_bytes - self.used
 
     cdef int _check_forward(self, int64_t request, int64_t computed, int64_t tokens) except -1 nogil:
         cdef int64_t needed = self.bytes_for(computed, tokens)

@@ -137,6 +137,7 @@ cdef class OpLevelEngine(NativeEngine):
         self.generation_roles = roles_of(self.generation_ops)
         self.describe_miss = describe_miss
         self.speed_of_light = speed_of_light
+        self.counts_known_tokens = True
 
     def __dealloc__(self):
         free(self.context_roles)
@@ -424,6 +425,7 @@ cdef class NativeEstimator(Estimator):
     cdef int publish(self) except -1:
         cdef NativeView view = NativeView.__new__(NativeView)
         view.engine = self.engine
+        view.counts_known_tokens = self.engine.counts_known_tokens
         if self.prefill is not None:
             self.prefill.publish()
             self.decode.publish()

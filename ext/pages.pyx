@@ -105,7 +105,7 @@ cdef class PrefixKeys:
         int64_t block_size,
     ):
         cdef int64_t count = prompt_tokens.shape[0]
-        cdef int64_t request, block, piece, node, last_piece, num_keys = 0, num_own = 0
+        cdef int64_t request, block, piece, node, last_piece, pieces, num_keys = 0, num_own = 0
         cdef PrefixTrie trie = PrefixTrie()
         if trace_block_tokens < 1 or block_size < 1:
             raise ValueError(f"expected positive block sizes, found {trace_block_tokens} and {block_size}")
@@ -126,9 +126,17 @@ cdef class PrefixKeys:
                 num_keys += prompt_tokens[request] // block_size
             self.first_key[request + 1] = num_keys
         self.keys = np.zeros(num_keys, np.int64)
+        # Where no KV block crosses the edge of a trace block, the node of the trace block tells those within apart.
+        pieces = trace_block_tokens // block_size if trace_block_tokens % block_size == 0 else 1
         with nogil:
             for request in range(count):
                 node = NONE
+                if pieces > 1:
+                    for block in range(self.first_key[request + 1] - self.first_key[request]):
+                        if block % pieces == 0:
+                            node = trie.child(node, hash_ids[hash_offsets[request] + block // pieces])
+                        self.keys[self.first_key[request] + block] = node * pieces + block % pieces
+                    continue
                 for block in range(self.first_key[request + 1] - self.first_key[request]):
                     # The tokens of a trace block are alike, so a KV block is the list of trace blocks it overlaps:
                     # the cuts lie at the same places in every request.
@@ -138,13 +146,19 @@ cdef class PrefixKeys:
                         node = trie.child(node, hash_ids[hash_offsets[request] + piece])
                         piece += 1
                     self.keys[self.first_key[request] + block] = node
-        self.num_shared_keys = trie.num_nodes
-        # A chain that another request starts with too is met at all of its blocks.
-        self.is_shared = (np.bincount(self.keys, minlength=1) > 1)[self.keys].astype(np.int8)
+        self.num_shared_keys = trie.num_nodes * pieces
         self.first_own_key = np.zeros(count, np.int64)
         for request in range(count):
-            self.first_own_key[request] = trie.num_nodes + num_own
+            self.first_own_key[request] = self.num_shared_keys + num_own
             num_own += (prompt_tokens[request] + output_tokens[request]) // block_size
+
+    cdef int find_shared(self) except -1:
+        """Prepare `num_shared`."""
+        # A chain that another request starts with too is met at all of its blocks.
+        if not self.knows_shared:
+            self.knows_shared = True
+            self.is_shared = (np.bincount(self.keys, minlength=1) > 1)[self.keys].astype(np.int8)
+        return 0
 
     cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil:
         cdef int64_t first = self.first_key[request]
@@ -157,7 +171,7 @@ cdef class PrefixKeys:
         return self.first_own_key.shape[0]
 
     cdef int64_t num_shared(self, int64_t request) noexcept nogil:
-        """Leading prompt blocks that some other request has as well."""
+        """Leading prompt blocks that some other request has as well; after `find_shared`."""
         cdef int64_t first = self.first_key[request], block = 0
         while block < self.first_key[request + 1] - first and self.is_shared[first + block]:
             block += 1
@@ -422,6 +436,47 @@ cdef class KvCache:
     cdef int64_t missing_blocks(self, int64_t request, int64_t tokens) noexcept nogil:
         """Blocks that the request would have to take to hold `tokens`."""
         return max(0, blocks_for(tokens, self.block_size) - self.tables[request].length)
+
+    # Requests that decode in step, one token in every pass, form a cohort: the cache need not be told of each of them
+    # in each pass.
+
+    cdef int64_t decodes_before_touch(self, int64_t computed) noexcept nogil:
+        """In how many passes from now a member of `computed` tokens has to be touched before it decodes."""
+        return blocks_for(computed, self.block_size) * self.block_size - computed
+
+    cdef int64_t touch_demand(self, int64_t request, int64_t computed) noexcept nogil:
+        """What a touch takes of `supply`."""
+        return self.missing_blocks(request, computed + 1)
+
+    cdef int touch(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil:
+        """A member decodes; the caller has checked the demand."""
+        # Blocks that earlier passes have filled get their keys, which nobody else can ask for.
+        self.publish(request, computed)
+        self.extend(request, computed, computed + 1)
+        return 0
+
+    cdef bint join_cohort(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil:
+        """A request of `computed` tokens becomes a member before pass `cohort_pass`; False when it cannot yet."""
+        return True
+
+    cdef int leave_cohort(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil:
+        """A member of `computed` tokens becomes an ordinary request before pass `cohort_pass`."""
+        return self.publish(request, computed)
+
+    cdef int64_t cohort_demand(self, int64_t cohort_pass) noexcept nogil:
+        """At most what a pass takes of `supply` for members that are not touched."""
+        return 0
+
+    cdef void advance_cohort(self, int64_t cohort_pass) noexcept nogil:
+        """All members decode in this pass; those to touch have been touched."""
+        pass
+
+    cdef int64_t demand(self, int64_t request, int64_t computed, int64_t tokens) noexcept nogil:
+        """At most how much of `supply` an `extend` takes; no more than that is certain to succeed."""
+        return self.missing_blocks(request, tokens)
+
+    cdef int64_t supply(self) noexcept nogil:
+        return self.free_blocks()
 
     cdef void shrink(self, int64_t request, int64_t tokens) noexcept nogil:
         """Give back the unpublished blocks at the end that `tokens` do not need."""

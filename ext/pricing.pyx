@@ -161,18 +161,21 @@ cdef class FpmTiming(TimingModel):
         cdef FpmRank rank
         cdef int64_t mean_end_tokens, mean_past_tokens
         # The telemetry a model learns from counts computed tokens: one less than the known ones of each request.
-        cdef int64_t past_kv_tokens = min(shape.sum_decode_tokens - shape.num_decode, shape.kv_capacity_tokens)
+        cdef int64_t kv_tokens = (
+            shape.sum_decode_tokens if self.view.counts_known_tokens
+            else min(shape.sum_decode_tokens - shape.num_decode, shape.kv_capacity_tokens)
+        )
         memset(&rank, 0, sizeof(FpmRank))
         rank.num_lengths = -1
         price.prefill_ms = price.decode_ms = 0.0
-        if max(shape.sum_prefill_end_tokens, past_kv_tokens) > UINT32_MAX:
+        if max(shape.sum_prefill_end_tokens, kv_tokens) > UINT32_MAX:
             price.status = OUT_OF_RANGE
             return
         rank.num_prefill_requests = <uint32_t>shape.num_prefill
         rank.sum_prefill_tokens = <uint32_t>(shape.sum_prefill_end_tokens - shape.sum_prefill_past_tokens)
         rank.sum_prefill_kv_tokens = <uint32_t>shape.sum_prefill_past_tokens
         rank.num_decode_requests = <uint32_t>shape.num_decode
-        rank.sum_decode_kv_tokens = <uint32_t>past_kv_tokens
+        rank.sum_decode_kv_tokens = <uint32_t>kv_tokens
         if shape.num_prefill > 0 and shape.num_decode > 0:
             if not self.ask(&rank, &price.prefill_ms, price):
                 return
@@ -191,7 +194,7 @@ cdef class FpmTiming(TimingModel):
         if shape.num_decode > 0:
             rank.num_prefill_requests = rank.sum_prefill_tokens = rank.sum_prefill_kv_tokens = 0
             rank.num_decode_requests = <uint32_t>shape.num_decode
-            rank.sum_decode_kv_tokens = <uint32_t>past_kv_tokens
+            rank.sum_decode_kv_tokens = <uint32_t>kv_tokens
             if not self.ask(&rank, &price.decode_ms, price):
                 return
         if price.prefill_ms != price.prefill_ms or price.decode_ms != price.decode_ms:

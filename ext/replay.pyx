@@ -194,7 +194,7 @@ cdef class Replay:
                 self._run()
         finally:
             self._sample_end()
-            self.workers.leave_stretches()
+            self.workers.leave_cohorts()
 
     cdef int _run(self) except -1 nogil:
         cdef int64_t settled = 0
@@ -283,8 +283,11 @@ cdef class Replay:
             self._transferred(pop(&self.transfers).request)
             settled += 1
         for worker in range(self.prefill.num_workers):
-            if self.prefill.can_start(worker):
-                settled += self.prefill.start_pass(worker, self.now_ms)
+            # As of an aggregated worker: passes without duration follow one another.
+            while self.prefill.can_start(worker) and self.prefill.start_pass(worker, self.now_ms):
+                settled += 1
+                if self.prefill.is_due(worker, self.now_ms):
+                    self._complete_prefill_pass(worker)
         for worker in range(self.workers.num_workers):
             if self.workers.can_start(worker):
                 # A pass without effect ends like any other: prompts that wait for blocks get their chance.
@@ -412,7 +415,6 @@ cdef class Replay:
         cdef int64_t request, tokens, block_size
         if rank.scheduler.pending.length == 0:
             return False
-        rank.leave_stretch()
         request = rank.scheduler.reserve_next()
         if request < 0:
             return False

@@ -20,7 +20,9 @@ np.import_array()
 cdef int64_t UNLIMITED = 2**62
 
 cdef enum:
-    MIN_STRETCH = 4  # shorter ones do not repay their preparation
+    NONE = -1
+    CALENDAR_SLOTS = 256  # a power of two; who is due later is looked at once a round
+    COHORT_PAUSE = 8      # a cohort that had to dissolve is likely to have to again
 
 
 cdef int append(IndexList* entries, int64_t value) except -1 nogil:
@@ -109,6 +111,8 @@ cdef class Requests:
             "has_drafts": np.zeros(count, np.int8),
             "status": np.zeros(count, np.int8),
             "refusal": np.zeros(count, np.int8),
+            "cohort_key": np.zeros(count, np.int64),
+            "next_due": np.zeros(count, np.int64),
         }
         self.columns.prompt_tokens = <int64_t*>np.PyArray_DATA(self.arrays["prompt_tokens"])
         self.columns.output_tokens = <int64_t*>np.PyArray_DATA(self.arrays["output_tokens"])
@@ -120,6 +124,8 @@ cdef class Requests:
         self.columns.has_drafts = <int8_t*>np.PyArray_DATA(self.arrays["has_drafts"])
         self.columns.status = <int8_t*>np.PyArray_DATA(self.arrays["status"])
         self.columns.refusal = <int8_t*>np.PyArray_DATA(self.arrays["refusal"])
+        self.columns.cohort_key = <int64_t*>np.PyArray_DATA(self.arrays["cohort_key"])
+        self.columns.next_due = <int64_t*>np.PyArray_DATA(self.arrays["next_due"])
 
     def column(self, str name):
         """Return a copy of one property, e.g. `generated_tokens`, as a numpy array."""
@@ -214,6 +220,8 @@ cdef class Scheduler:
         self.kv = kv_cache
         if kv_cache is None:
             self.kv = KvCache(requests.count, num_gpu_blocks - self.vllm_rules, block_size, keys)
+        if self.vllm_rules and self.kv.keys is not None and not enable_chunked_prefill:
+            self.kv.keys.find_shared()
         self.drafts = drafts
         self.role = role
         self.never_evicts = never_evicts
@@ -239,7 +247,9 @@ cdef class Scheduler:
         free(self.pending.items)
         free(self.scheduled)
         free(self.preemptions)
-        free(self.block_edges)
+        free(self.calendar)
+        free(self.ending.items)
+        free(self.left_cohort.items)
         free(self.preempted.items)
         free(self.rejected.items)
         free(self.emitted.items)
@@ -271,9 +281,6 @@ cdef class Scheduler:
             if requests.refusal[request] != ACCEPTED:
                 requests.status[request] = REJECTED
                 return False
-        if not self._passes_by(request):
-            self.has_newcomer = True
-            self.stretch_left = 0
         requests.status[request] = WAITING
         self._enqueue(request)
         return True
@@ -281,7 +288,6 @@ cdef class Scheduler:
     cdef int add_destination(self, int64_t request) except -1 nogil:
         """A prompt that a prefill worker holds is to come here: it queues for blocks."""
         cdef RequestColumns* requests = &self.requests.columns
-        self.stretch_left = 0
         requests.output_tokens[request] = min(
             requests.output_tokens[request], max(0, self.max_model_len - requests.prompt_tokens[request])
         )
@@ -317,14 +323,14 @@ cdef class Scheduler:
         self.requests.columns.status[request] = RESERVED
         pop_front(&self.pending)
         self.failed_generation = -1
+        self.head_waits = False
         return request
 
     cdef int activate(self, int64_t request) except -1 nogil:
         """The transfer is done: the prompt counts as computed and waits in the order in which it was announced."""
         cdef IndexQueue* queue = &self.waiting
         cdef int64_t position
-        self.has_newcomer = True
-        self.stretch_left = 0
+        self.head_waits = False
         self.requests.columns.computed_tokens[request] = self.requests.columns.prompt_tokens[request]
         self.requests.columns.status[request] = WAITING
         self.kv.publish(request, self.requests.columns.prompt_tokens[request])
@@ -343,111 +349,158 @@ cdef class Scheduler:
     cdef int release_source(self, int64_t request) except -1 nogil:
         """The prompt is elsewhere: the blocks held for the transfer are free."""
         self.kv.release(request)
+        self.head_waits = False
         return 0
 
-    cdef bint _passes_by(self, int64_t request) noexcept nogil:
-        """Whether a new request changes nothing for a stretch: no place is left, or others wait before it."""
-        return self.running.length >= self.max_num_seqs or (self.waiting.length > 0 and not self.by_priority)
-
-    cdef int enter_stretch(self) except -1 nogil:
-        """After a pass in which everybody emitted: for how many passes will nothing else happen?
-
-        Until the first request is done or blocks may run out. Who waits now goes on waiting, for capacity returns
-        only with a request that leaves.
-        """
+    cdef int _join_cohort(self) except -1 nogil:
+        """Who emitted in the last pass and follows the members in `running` goes on with them."""
         cdef RequestColumns* requests = &self.requests.columns
-        cdef int64_t position, request, count_running = self.running.length, block_size = self.kv.block_size
-        cdef int64_t passes = UNLIMITED
-        if (
-            not self.skips_stretches
-            or count_running == 0
-            or self.emitted.length != count_running
-            or self.finished.length > 0
-            or self.has_newcomer
-            or self.num_admitted > 0
-            or self.preempted.length > 0  # whoever waits was not looked at
-            or self.pending.length > 0
-            or self.threshold_is_adaptive
-        ):
+        cdef int64_t request, position = 0
+        if not self.forms_cohort:
             return 0
-        for position in range(count_running):
-            request = self.running.items[position]
-            if requests.generated_tokens[request] < 2:  # the time of its second token is yet to be recorded
+        if self.cohort_pause > 0:
+            self.cohort_pause -= 1
+            return 0
+        if self.calendar == NULL:
+            self.calendar = <int64_t*>resized(NULL, 2 * CALENDAR_SLOTS * sizeof(int64_t))
+            memset(self.calendar, 0xFF, 2 * CALENDAR_SLOTS * sizeof(int64_t))
+        while self.num_in_cohort < self.running.length and position < self.emitted.length:
+            request = self.running.items[self.num_in_cohort]
+            # Emitters stand in running order; those that are done have left `running`.
+            while position < self.emitted.length and self.emitted.items[position] != request:
+                position += 1
+            # The time of its second token is recorded one by one.
+            if position == self.emitted.length or requests.generated_tokens[request] < 2:
                 return 0
-            passes = min(passes, requests.output_tokens[request] - requests.generated_tokens[request] - 1)
-        # Each takes at most one block more than it has full blocks to fill.
-        passes = min(passes, (self.kv.free_blocks() // count_running - 1) * block_size)
-        if passes < MIN_STRETCH:
-            return 0
-        if self.block_edges == NULL:
-            self.block_edges = <int64_t*>resized(NULL, block_size * sizeof(int64_t))
-        memset(self.block_edges, 0, block_size * sizeof(int64_t))
-        memset(&self.stretch_kv, 0, sizeof(LengthSums))
-        self.stretch_known = 0
-        for position in range(count_running):
-            request = self.running.items[position]
-            self.block_edges[requests.computed_tokens[request] % block_size] += 1
-            self.stretch_known += known_tokens(requests, request)
-            count(
-                &self.stretch_kv,
-                requests.computed_tokens[request] if self.vllm_rules else known_tokens(requests, request),
-                1,
-            )
-        self.stretch_left = passes
-        self.stretch_done = self.stretch_blocks = 0
+            if not self.kv.join_cohort(request, requests.computed_tokens[request], self.cohort_pass):
+                return 0
+            count(&self.cohort_lengths, known_tokens(requests, request), 1)
+            requests.generated_tokens[request] -= self.cohort_pass
+            requests.computed_tokens[request] -= self.cohort_pass
+            requests.cohort_key[request] = self.num_joined
+            self.num_joined += 1
+            self.num_in_cohort += 1
+            self._await(request)
         return 0
 
-    cdef void _schedule_stretch(self) noexcept nogil:
-        """The next pass of a stretch, described without touching a request."""
-        cdef int64_t block_size = self.kv.block_size
-        self.num_scheduled = self.num_admitted = self.emitted.length = self.burst_tokens.length = 0
-        self.preempted.length = self.rejected.length = self.num_preemptions = 0
-        # Who has only full blocks takes a new one.
-        self.stretch_blocks += self.block_edges[
-            (block_size - self.stretch_done % block_size) % block_size
-        ]
-        memset(&self.shape, 0, sizeof(PassShape))
-        memset(&self.record, 0, sizeof(PassRecord))
-        self.shape.num_decode = self.running.length
-        self.shape.sum_decode_tokens = self.stretch_known
-        self.shape.kv_capacity_tokens = self.num_gpu_blocks * block_size
-        self.record.num_decode_requests = self.stretch_kv.count
-        self.record.sum_decode_kv_tokens = self.stretch_kv.total
-        self.record.var_decode_kv_tokens = variance(&self.stretch_kv)
-        self._describe_rank(self.stretch_blocks)
-        self.stretch_known += self.running.length
-        # (x + 1)^2 = x^2 + 2 x + 1, for every request.
-        self.stretch_kv.squares += 2 * self.stretch_kv.total + self.stretch_kv.count
-        self.stretch_kv.total += self.stretch_kv.count
-        self.stretch_left -= 1
-        self.stretch_done += 1
+    cdef int64_t _due(self, int64_t request) noexcept nogil:
+        """The pass in which a member must be touched: its blocks change, or it emits its last token."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t untouched = self.kv.decodes_before_touch(requests.computed_tokens[request] + self.cohort_pass)
+        return min(
+            self.cohort_pass + untouched, requests.output_tokens[request] - requests.generated_tokens[request] - 1
+        )
 
-    cdef int leave_stretch(self) except -1 nogil:
-        """Let the requests and their blocks show what the passes of the stretch have done."""
+    cdef void _await(self, int64_t request) noexcept nogil:
+        """Write a member into the calendar."""
+        cdef int64_t due = min(self._due(request), self.cohort_pass + CALENDAR_SLOTS - 1)
+        cdef int64_t* slot_ends = &self.calendar[2 * (due & (CALENDAR_SLOTS - 1))]
+        self.requests.columns.next_due[request] = NONE
+        if slot_ends[0] == NONE:
+            slot_ends[0] = request
+        else:
+            self.requests.columns.next_due[slot_ends[1]] = request
+        slot_ends[1] = request
+
+    cdef bint _cohort_surely_fits(self) noexcept nogil:
+        """Whether the running phase can preempt nobody: every member gets its token, and all others their chunk."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t position, request, computed, demand = self.kv.cohort_demand(self.cohort_pass)
+        if self.num_in_cohort > self.max_num_batched_tokens:
+            return False
+        request = self.calendar[2 * (self.cohort_pass & (CALENDAR_SLOTS - 1))]
+        while request != NONE:
+            demand += self.kv.touch_demand(request, requests.computed_tokens[request] + self.cohort_pass)
+            request = requests.next_due[request]
+        for position in range(self.num_in_cohort, self.running.length):
+            request = self.running.items[position]
+            computed = requests.computed_tokens[request]
+            demand += self.kv.demand(
+                request, computed, min(known_tokens(requests, request), computed + self.max_num_batched_tokens)
+            )
+        return demand <= self.kv.supply()
+
+    cdef int _advance_cohort(self) except -1 nogil:
+        """The members compute one token each; only those in today's slot of the calendar are touched."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t* slot_ends
+        cdef int64_t request, following, position
+        self.ending.length = 0
+        self.cohort_emitted = self.num_in_cohort
+        if self.num_in_cohort == 0:
+            return 0
+        self.budget -= self.num_in_cohort
+        slot_ends = &self.calendar[2 * (self.cohort_pass & (CALENDAR_SLOTS - 1))]
+        request = slot_ends[0]
+        slot_ends[0] = slot_ends[1] = NONE
+        while request != NONE:
+            following = requests.next_due[request]
+            self.kv.touch(request, requests.computed_tokens[request] + self.cohort_pass, self.cohort_pass)
+            if requests.generated_tokens[request] + self.cohort_pass + 1 == requests.output_tokens[request]:
+                append(&self.ending, request)
+                position = self.ending.length - 1
+                while position > 0 and (
+                    requests.cohort_key[self.ending.items[position - 1]] > requests.cohort_key[request]
+                ):
+                    self.ending.items[position] = self.ending.items[position - 1]
+                    position -= 1
+                self.ending.items[position] = request
+            else:
+                # Not in this pass again: what it needed for it, it has.
+                self.cohort_pass += 1
+                self._await(request)
+                self.cohort_pass -= 1
+            request = following
+        self.kv.advance_cohort(self.cohort_pass)
+        return 0
+
+    cdef int _end_members(self) except -1 nogil:
+        """The pass ends, and with it the members that have emitted their last token."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t position, request
-        for position in range(self.running.length if self.stretch_done > 0 else 0):
+        self.cohort_lengths.squares += 2 * self.cohort_lengths.total + self.cohort_lengths.count
+        self.cohort_lengths.total += self.cohort_lengths.count
+        self.cohort_pass += 1
+        for position in range(self.ending.length):
+            request = self.ending.items[position]
+            requests.generated_tokens[request] += self.cohort_pass
+            requests.computed_tokens[request] += self.cohort_pass
+            self.kv.leave_cohort(request, requests.computed_tokens[request], self.cohort_pass)
+            count(&self.cohort_lengths, known_tokens(requests, request), -1)
+            append(&self.finished, request)
+        self.num_in_cohort -= self.ending.length
+        return 0
+
+    cdef int leave_cohort(self, bint in_pass) except -1 nogil:
+        """Let every member show what it has computed and emitted; `in_pass`: a pass is under way."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t position, request
+        if self.num_in_cohort == 0:
+            return 0
+        for position in range(self.num_in_cohort):
             request = self.running.items[position]
-            self.kv.extend(
-                request, requests.computed_tokens[request], requests.computed_tokens[request] + self.stretch_done
-            )
-            requests.generated_tokens[request] += self.stretch_done
-            requests.computed_tokens[request] += self.stretch_done
-            self.kv.publish(request, requests.computed_tokens[request])
-        self.stretch_left = self.stretch_done = 0
+            requests.generated_tokens[request] += self.cohort_pass
+            requests.computed_tokens[request] += self.cohort_pass + in_pass
+            self.kv.leave_cohort(request, requests.computed_tokens[request], self.cohort_pass + in_pass)
+            append(&self.left_cohort, request)
+        self.num_in_cohort = 0
+        memset(&self.cohort_lengths, 0, sizeof(LengthSums))
+        memset(self.calendar, 0xFF, 2 * CALENDAR_SLOTS * sizeof(int64_t))
         return 0
 
     cdef int schedule(self, int64_t wave_step) except -1 nogil:
         """Decide one pass: running requests first, then, if nobody had to be preempted, the waiting ones."""
-        if self.stretch_left > 0:
-            self._schedule_stretch()
-            return 0
-        self.has_newcomer = False
+        self.left_cohort.length = 0
+        self._join_cohort()
+        if self.num_in_cohort > 0 and not self._cohort_surely_fits():
+            self.leave_cohort(False)
+            self.cohort_pause = COHORT_PAUSE
         self.budget = self.max_num_batched_tokens
         self.num_scheduled = self.num_admitted = 0
         self.preempted.length = self.rejected.length = self.num_preemptions = 0
         self._set_chunk_limit()
         self.defer_prefills = self._defers_prefills(wave_step)
+        self._advance_cohort()
         self._schedule_running()
         if self.preempted.length == 0:
             self._schedule_waiting()
@@ -460,7 +513,7 @@ cdef class Scheduler:
 
     cdef int _schedule_running(self) except -1 nogil:
         cdef RequestColumns* requests = &self.requests.columns
-        cdef int64_t request, computed, tokens, position, victim, cursor = 0
+        cdef int64_t request, computed, tokens, position, victim, cursor = self.num_in_cohort
         while cursor < self.running.length and self.budget > 0:
             request = self.running.items[cursor]
             computed = requests.computed_tokens[request]
@@ -491,6 +544,8 @@ cdef class Scheduler:
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t request, known, cached, tokens, position
         cdef bint is_here
+        if self.head_waits and self.pending.length == 0:
+            return 0
         while self.waiting.length > 0 and self.running.length < self.max_num_seqs:
             if self.vllm_rules and self.budget == 0:
                 return 0
@@ -502,18 +557,14 @@ cdef class Scheduler:
             if requests.status[request] == WAITING and not self.vllm_rules and not is_here:
                 requests.refusal[request] = self._refusal(request)
                 if requests.refusal[request] != ACCEPTED:
-                    requests.status[request] = REJECTED
                     append(&self.rejected, self._dequeue(position))
                     continue
             known = known_tokens(requests, request)
             if is_here:
                 cached = requests.computed_tokens[request]
             else:
-                # Under vLLM rules at least one token is computed; the simulator lets a request without output reuse all.
                 cached = self.kv.find_prefix(
-                    request,
-                    known if not self.vllm_rules and requests.output_tokens[request] == 0 else known - 1,
-                    self._num_dropped(request),
+                    request, known if self._may_reuse_all(request) else known - 1, self._num_dropped(request)
                 )
             tokens = self._chunk(request, cached)
             # No bypass: while the head cannot run, no smaller follower overtakes it.
@@ -525,6 +576,13 @@ cdef class Scheduler:
                 return 0
             if not is_here:
                 if not self._fits(request, known, cached + tokens):
+                    # Its own chunk depends on the budget that is left, its whole sequence does not.
+                    self.head_waits = (
+                        self.forms_cohort
+                        and self.pending.length == 0
+                        and self.reserves_whole_sequence
+                        and not self.kv.counts_bytes()
+                    )
                     return 0
                 self.kv.admit(request, cached + tokens)
             self._dequeue(position)
@@ -565,6 +623,8 @@ cdef class Scheduler:
         cdef int64_t position, request
         if wave_step % self.prefill_schedule_interval == 0 or self.prefill_capacity_bound:
             return False
+        if self.num_in_cohort > 0:
+            return True
         for position in range(self.running.length):
             request = self.running.items[position]
             if self.requests.columns.computed_tokens[request] >= self.requests.columns.prompt_tokens[request]:
@@ -641,6 +701,7 @@ cdef class Scheduler:
         requests.num_preemptions[request] += 1
         requests.status[request] = PREEMPTED
         self.capacity_generation += 1
+        self.head_waits = False
         self._enqueue(request)
         append(&self.preempted, request)
         return 0
@@ -671,11 +732,13 @@ cdef class Scheduler:
         self.num_scheduled += 1
         self.requests.columns.computed_tokens[request] = computed_before + tokens
         self.kv.publish(request, computed_before + tokens)
+        if self.kv.keys is not None:
+            self.head_waits = False  # it may find more of its prompt now
         return 0
 
     cdef int64_t _width(self, int64_t request, int64_t tokens) noexcept nogil:
         """Positions of the forward: a request with drafts has them verified beside its one token."""
-        if not self.requests.columns.has_drafts[request]:
+        if not self.requests.columns.has_drafts[request] or self.never_evicts:
             return tokens
         # Not bounded by the tokens that it still has to emit.
         return min(
@@ -687,21 +750,27 @@ cdef class Scheduler:
         """Whether a scheduled request has nothing left to compute; a victim of the same pass has everything."""
         return self.requests.columns.computed_tokens[request] == known_tokens(&self.requests.columns, request)
 
+    cdef int64_t _burst_width(self, const ScheduledItem* item) noexcept nogil:
+        """Tokens that a ready request emits if all its drafts are accepted."""
+        if self.never_evicts:  # every token comes in a burst, and its drafts take nothing from the budget
+            return self.drafts.draft_tokens + 1
+        return item.width if self.requests.columns.has_drafts[item.request] else 1
+
     cdef int64_t _burst_end(self, const ScheduledItem* item) noexcept nogil:
         """Known tokens of a ready request if all its drafts are accepted."""
         cdef RequestColumns* requests = &self.requests.columns
-        cdef int64_t width = item.width if requests.has_drafts[item.request] else 1
         return known_tokens(requests, item.request) + min(
-            width, requests.output_tokens[item.request] - requests.generated_tokens[item.request]
+            self._burst_width(item), requests.output_tokens[item.request] - requests.generated_tokens[item.request]
         )
 
     cdef int _reserve_bursts(self) except -1 nogil:
         """Blocks for every token that may be emitted; on shortage victims lose their place, but not their price."""
         cdef int64_t position, missing
+        self._release_done()
         while True:
             missing = 0
             for position in range(self.num_scheduled):
-                if self._is_ready(self.scheduled[position].request):
+                if self._emits(self.scheduled[position].request):
                     missing += self.kv.missing_blocks(
                         self.scheduled[position].request, self._burst_end(&self.scheduled[position])
                     )
@@ -709,7 +778,7 @@ cdef class Scheduler:
                 break
             self._preempt(self._victim())
         for position in range(self.num_scheduled):
-            if self._is_ready(self.scheduled[position].request):
+            if self._emits(self.scheduled[position].request):
                 self.kv.extend(
                     self.scheduled[position].request,
                     self.scheduled[position].computed_before,
@@ -717,12 +786,28 @@ cdef class Scheduler:
                 )
         return 0
 
+    cdef bint _emits(self, int64_t request) noexcept nogil:
+        return self.requests.columns.output_tokens[request] > 0 and self._is_ready(request)
+
+    cdef void _release_done(self) noexcept nogil:
+        """Who is done in this pass without a token makes room for the bursts of the others."""
+        cdef int64_t position, request, kept = 0
+        for position in range(self.running.length):
+            request = self.running.items[position]
+            if self.requests.columns.output_tokens[request] == 0 and self._is_ready(request):
+                self.kv.release(request)
+                continue
+            self.running.items[kept] = request
+            kept += 1
+        self.num_released = self.running.length - kept
+        self.running.length = kept
+
     cdef void _describe(self) noexcept nogil:
         """Tell the pass: what there is to price, and what telemetry reports."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef ScheduledItem* item
         cdef int64_t position, prompt, generated, computed, known, prompt_before, prompt_done
-        cdef bint computes_prompt
+        cdef bint computes_prompt, drafts_with_prompt = self.never_evicts and self.drafts is not None
         cdef LengthSums prefill_prompts, decode_kv
         cdef PassShape* shape = &self.shape
         cdef PassRecord* record = &self.record
@@ -745,11 +830,11 @@ cdef class Scheduler:
                 shape.num_prefill += 1
                 shape.sum_prefill_end_tokens += prompt_done
                 shape.sum_prefill_past_tokens += prompt_before
-            # The first token comes with the prompt and costs no decode, but for a prompt computed elsewhere.
+            # The first token comes with the prompt and costs no decode, unless no prompt is computed here.
             if (
                 computed == known
-                and (generated > 0 or self.role == DECODE and requests.output_tokens[item.request] > 0)
-                and self._is_ready(item.request)
+                and (generated > 0 or self.role == DECODE or not computes_prompt or drafts_with_prompt)
+                and self._emits(item.request)
             ):
                 shape.num_decode += 1
                 shape.sum_decode_tokens += known
@@ -761,6 +846,15 @@ cdef class Scheduler:
                 record.sum_prefill_kv_tokens += item.computed_before if self.vllm_rules else prompt_before
             elif generated < requests.output_tokens[item.request]:
                 count(&decode_kv, item.computed_before if self.vllm_rules else known, 1)
+        if self.num_in_cohort > 0:
+            shape.num_decode += self.cohort_lengths.count
+            shape.sum_decode_tokens += self.cohort_lengths.total
+            decode_kv.count += self.cohort_lengths.count
+            decode_kv.total += self.cohort_lengths.total
+            decode_kv.squares += self.cohort_lengths.squares
+            if self.vllm_rules:  # one token less of each: (x - 1)^2 = x^2 - 2 x + 1
+                decode_kv.squares += self.cohort_lengths.count - 2 * self.cohort_lengths.total
+                decode_kv.total -= self.cohort_lengths.count
         # A budget of bytes holds no fixed number of tokens: it never limits the price.
         shape.kv_capacity_tokens = (
             shape.sum_decode_tokens if self.kv.counts_bytes() else self.num_gpu_blocks * self.kv.block_size
@@ -770,12 +864,11 @@ cdef class Scheduler:
         record.num_decode_requests = decode_kv.count
         record.sum_decode_kv_tokens = decode_kv.total
         record.var_decode_kv_tokens = variance(&decode_kv)
-        self._describe_rank(0)
+        self._describe_rank()
 
-    cdef void _describe_rank(self, int64_t blocks_taken) noexcept nogil:
-        """The state of the rank in the record; `blocks_taken` are not counted by the cache yet."""
+    cdef void _describe_rank(self) noexcept nogil:
+        """The state of the rank in the record."""
         cdef PassRecord* record = &self.record
-        cdef int64_t free_blocks = self.kv.free_blocks(), published = self.kv.published_free_blocks()
         record.num_queued_prefill = self.queued_prefill.count
         record.sum_queued_prefill_tokens = self.queued_prefill.total
         record.var_queued_prefill_length = variance(&self.queued_prefill)
@@ -783,36 +876,36 @@ cdef class Scheduler:
         record.sum_queued_decode_kv_tokens = self.queued_decode.total
         record.var_queued_decode_kv_tokens = variance(&self.queued_decode)
         record.num_preempted = self.preempted.length
-        record.num_running = self.running.length
+        record.num_running = self.running.length + self.num_released
         record.num_waiting = self.waiting.length
-        record.active_blocks = self.kv.active_blocks() + blocks_taken
-        record.free_blocks = free_blocks - blocks_taken
-        # Published ones are taken last.
-        record.published_free_blocks = min(published, free_blocks - blocks_taken)
+        record.active_blocks = self.kv.active_blocks()
+        record.free_blocks = self.kv.free_blocks()
+        record.published_free_blocks = self.kv.published_free_blocks()
         record.kv_cache_used_bytes = self.kv.used_bytes()
 
     cdef int complete(self) except -1 nogil:
         """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
         cdef RequestColumns* requests = &self.requests.columns
         cdef int64_t position, request, kept = 0
-        if self.stretch_done > 0:
-            return 0
         self.emitted.length = self.burst_tokens.length = self.finished.length = 0
         # Who has no token to emit leaves first, so its blocks are evicted first.
         for position in range(self.num_scheduled):
             request = self.scheduled[position].request
             if requests.output_tokens[request] == 0 and self._is_ready(request):
                 append(&self.finished, request)
+        self._end_members()
         for position in range(self.num_scheduled):
             request = self.scheduled[position].request
-            if requests.output_tokens[request] == 0 or not self._is_ready(request):
+            if not self._emits(request):
                 continue
             append(&self.emitted, request)
             append(&self.burst_tokens, self._emit(&self.scheduled[position]))
             if requests.generated_tokens[request] == requests.output_tokens[request]:
                 append(&self.finished, request)
+        for position in range(self.rejected.length):
+            requests.status[self.rejected.items[position]] = REJECTED
         if self.finished.length == 0:
-            return self.enter_stretch()
+            return 0
         for position in range(self.finished.length):
             if self.role == PREFILL:
                 requests.status[self.finished.items[position]] = HELD
@@ -820,6 +913,7 @@ cdef class Scheduler:
             self.kv.release(self.finished.items[position])
             requests.status[self.finished.items[position]] = COMPLETED
         self.capacity_generation += 1
+        self.head_waits = False
         for position in range(self.running.length):
             request = self.running.items[position]
             if requests.status[request] == RUNNING:
@@ -835,10 +929,10 @@ cdef class Scheduler:
         if self.drafts is None:
             requests.generated_tokens[request] += 1
             return 1
-        if requests.has_drafts[request]:
-            tokens = min(
-                self.drafts.burst(item.width), requests.output_tokens[request] - requests.generated_tokens[request]
-            )
+        tokens = min(
+            self.drafts.burst(self._burst_width(item)),
+            requests.output_tokens[request] - requests.generated_tokens[request],
+        )
         requests.has_drafts[request] = True
         requests.generated_tokens[request] += tokens
         # The newest token has its slot already, but is computed in the next pass.
@@ -857,7 +951,7 @@ cdef class Scheduler:
             self.num_scheduled > 0
             or self.preempted.length > 0
             or self.rejected.length > 0
-            or self.stretch_done > 0
+            or self.num_in_cohort > 0
         )
 
     cdef Refusal _refusal(self, int64_t request) noexcept nogil:
@@ -874,6 +968,11 @@ cdef class Scheduler:
             return ACCEPTED
         return UNCHUNKED_PROMPT if self._least_first_chunk(request) > self.max_num_batched_tokens else ACCEPTED
 
+    cdef bint _may_reuse_all(self, int64_t request) noexcept nogil:
+        """Whether no token has to be computed for the first logits; under vLLM rules one always is."""
+        # TensorRT-LLM decodes from a prompt that is cached as a whole.
+        return not self.vllm_rules and (self.never_evicts or self.requests.columns.output_tokens[request] == 0)
+
     cdef int64_t _longest_sequence(self, int64_t request) noexcept nogil:
         """Tokens that a request has blocks for in its last pass; the last token needs none, except with drafts."""
         cdef int64_t output = self.requests.columns.output_tokens[request]
@@ -883,7 +982,9 @@ cdef class Scheduler:
 
     cdef int64_t _num_dropped(self, int64_t request) noexcept nogil:
         """Cached blocks that are computed again: the drafting layers need the tokens before a draft, too."""
-        return 0 if self.drafts is None or self.requests.columns.output_tokens[request] == 0 else 1
+        if self.drafts is None or self.never_evicts or self.requests.columns.output_tokens[request] == 0:
+            return 0
+        return 1
 
     cdef int64_t _least_first_chunk(self, int64_t request) noexcept nogil:
         """The fewest tokens that the first pass of a request may have to hold, all prefix hits granted."""
@@ -901,6 +1002,7 @@ cdef class Scheduler:
         self._count_queued(request, 1)
         queue.length += 1
         if self.by_priority:
+            self.head_waits = False
             position = queue.length - 1
             while position > 0 and self._is_served_before(request, slot(queue, position - 1)[0]):
                 slot(queue, position)[0] = slot(queue, position - 1)[0]
@@ -963,6 +1065,8 @@ cdef class Scheduler:
         The least recently used ones go when not all have room; one that is larger than the cache stays out.
         """
         cdef int64_t request, tokens
+        if self.kv.keys is not None:
+            self.kv.keys.find_shared()
         for request in range(self.requests.count):
             tokens = self.kv.longest_prefix(request, self.requests.columns.prompt_tokens[request], 0)
             if tokens == 0:

@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+from fpmsdk._ext.budget cimport ByteBudgetCache
 from fpmsdk._ext.pages cimport KvCache, resized
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPricer
@@ -27,14 +28,10 @@ cdef class Rank:
         int64_t index,
         bint pass_by_pass=False,
     ):
-        # Stretches need a cache that grows by the block, drafts that do not exist, and nobody who watches evictions or
-        # defers prefills.
-        scheduler.skips_stretches = (
-            not pass_by_pass
-            and type(scheduler.kv) is KvCache
-            and scheduler.drafts is None
-            and not scheduler.kv.pool.logs
-            and scheduler.prefill_schedule_interval == 1
+        # A cohort needs one token a pass, and a cache in which it does not matter who takes a block first.
+        scheduler.forms_cohort = not pass_by_pass and scheduler.drafts is None and (
+            type(scheduler.kv) is KvCache
+            or type(scheduler.kv) is ByteBudgetCache and (<ByteBudgetCache>scheduler.kv).counts_members
         )
         self.scheduler = scheduler
         self.pricer = pricer
@@ -45,15 +42,17 @@ cdef class Rank:
     cdef bint has_work(self) noexcept nogil:
         return self.scheduler.has_work()
 
-    cdef int leave_stretch(self) except -1 nogil:
-        """Between passes: let the requests show what the passes of a stretch have done."""
+    cdef int leave_cohort(self) except -1 nogil:
+        """Let every request show what it has got, also within a pass."""
+        self.scheduler.left_cohort.length = 0
+        self.scheduler.leave_cohort(self.in_pass)
+        return self._clear_left()
+
+    cdef int _clear_left(self) except -1 nogil:
         cdef int64_t position
-        if self.in_pass and self.scheduler.stretch_done > 0:  # the run ended within this pass
-            self.scheduler.stretch_done -= 1
-        if self.scheduler.stretch_done > 0:
-            for position in range(self.scheduler.running.length):
-                self.recorder.requests.last_token_ms[self.scheduler.running.items[position]] = self.last_token_ms
-        return self.scheduler.leave_stretch()
+        for position in range(self.scheduler.left_cohort.length):
+            self.recorder.requests.last_token_ms[self.scheduler.left_cohort.items[position]] = self.last_token_ms
+        return 0
 
     cdef bint submit(self, int64_t request, double now) except -1 nogil:
         if self.scheduler.role == PREFILL:
@@ -70,9 +69,8 @@ cdef class Rank:
         """Schedule and price one pass; return when this rank alone would be done."""
         cdef int64_t position
         cdef PreemptionRow* preemption
-        if self.scheduler.stretch_left == 0 and self.scheduler.stretch_done > 0:
-            self.leave_stretch()
         self.scheduler.schedule(wave_step)
+        self._clear_left()
         self.scheduler.shape.rank = self.index
         self.in_pass = True  # also for a run that is interrupted while its pass is priced
         self.pricer.price(&self.scheduler.shape, &self.price)
@@ -147,9 +145,8 @@ cdef class Rank:
         cdef ScheduledItem* item
         cdef int64_t position, emitted = 0
         self.gauges.preemptions += self.scheduler.num_preemptions
-        if self.scheduler.stretch_done > 0:
-            self.gauges.decode_steps += self.scheduler.running.length
-            self.gauges.decode_tokens += self.scheduler.running.length
+        self.gauges.decode_steps += self.scheduler.cohort_emitted
+        self.gauges.decode_tokens += self.scheduler.cohort_emitted
         for position in range(self.scheduler.num_scheduled):
             item = &self.scheduler.scheduled[position]
             if position >= self.scheduler.num_scheduled - self.scheduler.num_admitted:
@@ -167,13 +164,11 @@ cdef class Rank:
     cdef void observe(self) noexcept nogil:
         """Note the state that samples show until the next command or the next end of a pass."""
         cdef Gauges* gauges = &self.gauges
-        # Blocks that a stretch has taken are not counted by the cache yet.
-        cdef int64_t taken = self.scheduler.stretch_blocks if self.scheduler.stretch_done > 0 else 0
         if not self.recorder.keeps_samples:
             return
-        gauges.active_blocks = self.scheduler.kv.active_blocks() + taken
-        gauges.free_blocks = self.scheduler.kv.free_blocks() - taken
-        gauges.published_free_blocks = min(self.scheduler.kv.published_free_blocks(), gauges.free_blocks)
+        gauges.active_blocks = self.scheduler.kv.active_blocks()
+        gauges.free_blocks = self.scheduler.kv.free_blocks()
+        gauges.published_free_blocks = self.scheduler.kv.published_free_blocks()
         gauges.kv_cache_used_bytes = self.scheduler.kv.used_bytes()
         gauges.running_requests = self.scheduler.running.length
         # Prompts on their way to a decode rank wait, too.
@@ -201,11 +196,11 @@ cdef class Rank:
     cdef int _record_token_times(self, double now) except -1 nogil:
         cdef RecordedRequests* record = &self.recorder.requests
         cdef int64_t position, request, generated, before, extra, first_gap = self.recorder.gaps.length
-        if self.scheduler.stretch_done > 0:
-            # Everybody emits, and did so in the pass before.
-            self.recorder.count_gaps(now - self.last_token_ms, self.scheduler.running.length)
-            self.last_token_ms = now
-            return 0
+        if self.scheduler.cohort_emitted > 0:
+            # Its members emitted in the pass before, too.
+            self.recorder.count_gaps(now - self.last_token_ms, self.scheduler.cohort_emitted)
+            for position in range(self.scheduler.ending.length):
+                record.last_token_ms[self.scheduler.ending.items[position]] = now
         self.last_token_ms = now
         for position in range(self.scheduler.emitted.length):
             request = self.scheduler.emitted.items[position]
@@ -213,11 +208,10 @@ cdef class Rank:
             before = generated - self.scheduler.burst_tokens.items[position]
             if before == 0:
                 record.first_token_ms[request] = now
-                record.last_token_ms[request] = now
-                continue
-            if before == 1:
+            else:
+                self.recorder.count_gap(now - record.last_token_ms[request], first_gap)
+            if before <= 1 < generated:
                 record.second_token_ms[request] = now
-            self.recorder.count_gap(now - record.last_token_ms[request], first_gap)
             for extra in range(before + 1, generated):  # the other tokens of a burst come with the first
                 self.recorder.count_gap(0.0, first_gap)
             record.last_token_ms[request] = now
@@ -234,7 +228,7 @@ cdef class Rank:
         row.worker = self.index
         row.iteration = iteration
         row.composed = self.price.composed
-        row.emitted_tokens = self.scheduler.running.length if self.scheduler.stretch_done > 0 else 0
+        row.emitted_tokens = self.scheduler.cohort_emitted
         for position in range(self.scheduler.burst_tokens.length):
             row.emitted_tokens += self.scheduler.burst_tokens.items[position]
         row.priced_num_prefill = self.scheduler.shape.num_prefill
@@ -310,11 +304,11 @@ cdef class WorkerPool:
             self.placement.pass_ended(rank.index, rank.scheduler.kv.pool)
             rank.observe()
 
-    cdef int leave_stretches(self) except -1 nogil:
+    cdef int leave_cohorts(self) except -1 nogil:
         """At the end of a run every request shows what it got."""
         cdef int64_t rank
         for rank in range(self.num_workers * self.dp_size):
-            (<Rank>self.rank_pointers[rank]).leave_stretch()
+            (<Rank>self.rank_pointers[rank]).leave_cohort()
         return 0
 
     cdef int sample(self, int64_t sample, double at_ms) except -1 nogil:

@@ -47,11 +47,18 @@ class Comparison:
 
 
 def compare(
-    name: str, peer: Block, ours: Block, *, items: int, required: float, prepare: Callable[[], None] = lambda: None
+    name: str,
+    peer: Block,
+    ours: Block,
+    *,
+    items: int,
+    required: float,
+    prepare: Callable[[], None] = lambda: None,
+    rounds: int = ROUNDS,
 ) -> Comparison:
     """Time both blocks alternately; `prepare` runs untimed before each of them."""
     times: dict[str, list[float]] = {"peer": [], "ours": []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for side, block in (("peer", peer), ("ours", ours)):
             prepare()
             gc.collect()

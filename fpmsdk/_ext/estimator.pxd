@@ -8,6 +8,10 @@ from fpmsdk._ext.frames cimport IterationSource
 
 
 cdef class ServingView:
+    # A replay asks for a decode step by the known tokens of its requests: the newest one counts, though its KV is
+    # computed in this very step. False: by the tokens computed before, as telemetry counts them.
+    cdef bint counts_known_tokens
+
     # One iteration in ms: NaN when the model cannot answer yet, 0.0 without work. Returns a `Fault`.
     cdef int evaluate(self, const FpmRank* ranks, Py_ssize_t num_ranks, double* latency_ms) noexcept nogil
     cdef object error(self, const FaultSite* site, const FpmRank* ranks, Py_ssize_t num_ranks)

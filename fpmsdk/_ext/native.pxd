@@ -23,6 +23,8 @@ cdef enum:
 cdef class NativeEngine:
     # Whether `count_queries` has to be told of every estimate.
     cdef readonly bint counts_queries
+    # As in `ServingView`.
+    cdef bint counts_known_tokens
 
     # Uncorrected latency of one rank in ms; 0.0 without work. Returns FAULT_NONE or FAULT_NATIVE.
     cdef int rank_ms(self, const FpmRank* rank, double* latency_ms) noexcept nogil

@@ -21,11 +21,13 @@ cdef class PrefixKeys:
     cdef int64_t[::1] first_key        # [n + 1] where the keys of a request's full prompt blocks start in `keys`
     cdef int64_t[::1] keys
     cdef int8_t[::1] is_shared         # beside `keys`: another request has the key too
+    cdef bint knows_shared             # `is_shared` is filled in
     cdef int64_t[::1] first_own_key    # [n] where the keys of a request's other blocks start
     cdef readonly int64_t num_shared_keys   # keys below this may belong to several requests
 
     cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil
     cdef int64_t count(self) noexcept nogil
+    cdef int find_shared(self) except -1
     cdef int64_t num_shared(self, int64_t request) noexcept nogil
 
 
@@ -98,6 +100,15 @@ cdef class KvCache:
     cdef int admit(self, int64_t request, int64_t tokens) except -1 nogil
     cdef bint extend(self, int64_t request, int64_t computed, int64_t tokens) except -1 nogil
     cdef int64_t missing_blocks(self, int64_t request, int64_t tokens) noexcept nogil
+    cdef int64_t decodes_before_touch(self, int64_t computed) noexcept nogil
+    cdef int64_t touch_demand(self, int64_t request, int64_t computed) noexcept nogil
+    cdef int touch(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil
+    cdef bint join_cohort(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil
+    cdef int leave_cohort(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil
+    cdef int64_t cohort_demand(self, int64_t cohort_pass) noexcept nogil
+    cdef void advance_cohort(self, int64_t cohort_pass) noexcept nogil
+    cdef int64_t demand(self, int64_t request, int64_t computed, int64_t tokens) noexcept nogil
+    cdef int64_t supply(self) noexcept nogil
     cdef void shrink(self, int64_t request, int64_t tokens) noexcept nogil
     cdef int publish(self, int64_t request, int64_t tokens) except -1 nogil
     cdef void release(self, int64_t request) noexcept nogil

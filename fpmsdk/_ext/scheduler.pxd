@@ -43,6 +43,8 @@ cdef struct RequestColumns:
     int8_t* has_drafts          # emitted a token in its last pass and was not preempted since
     int8_t* status
     int8_t* refusal
+    int64_t* cohort_key         # of a cohort member: ascends in running order
+    int64_t* next_due           # of a cohort member: the one after it in its calendar slot
 
 
 cdef inline int64_t known_tokens(RequestColumns* requests, int64_t request) noexcept nogil:
@@ -140,15 +142,21 @@ cdef class Scheduler:
     cdef int64_t capacity_generation    # counts the events after which more may fit
     cdef int64_t failed_generation      # in which the first pending one did not fit; -1: not tried
 
-    # A stretch of passes in which every running request decodes one token and nothing else can happen.
-    cdef bint skips_stretches           # the owner calls `leave_stretch` before it looks at a request
-    cdef bint has_newcomer              # somebody whom no pass has considered yet
-    cdef int64_t stretch_left           # passes that are certain to be like the last one
-    cdef int64_t stretch_done           # passes that the requests and their blocks do not show yet
-    cdef int64_t stretch_blocks         # blocks that these passes have taken
-    cdef LengthSums stretch_kv          # tokens of the running requests as telemetry counts them
-    cdef int64_t stretch_known
-    cdef int64_t* block_edges           # requests by tokens in their last block
+    cdef bint head_waits                # the first waiting request did not fit, and nothing happened that may let it
+
+    # The cohort: the first of `running`, as long as each computes and emits exactly one token in every pass. Its
+    # members are touched when their blocks change and when they are done; in between their columns hold
+    # `generated_tokens` and `computed_tokens` less `cohort_pass`.
+    cdef bint forms_cohort              # the owner calls `leave_cohort` before it looks at a request
+    cdef int64_t num_in_cohort
+    cdef int64_t cohort_pass            # passes completed
+    cdef int64_t cohort_pause           # passes before a new cohort may form
+    cdef int64_t num_joined             # ever
+    cdef LengthSums cohort_lengths      # their known tokens
+    cdef int64_t* calendar              # first and last member of every slot, by the pass in which it is touched
+    cdef IndexList ending               # members that are done when the pass at hand ends
+    cdef int64_t cohort_emitted         # members that emit in the pass at hand
+    cdef IndexList left_cohort          # who left before the pass at hand, for the owner to clear
     # The pass at hand; valid until the next one is scheduled.
     cdef int64_t budget, chunk_limit
     cdef bint defer_prefills
@@ -158,14 +166,18 @@ cdef class Scheduler:
     cdef IndexList burst_tokens         # how many each of `emitted` got
     cdef Preemption* preemptions
     cdef int64_t num_preemptions, preemptions_capacity
+    cdef int64_t num_released           # of the running ones: done without a token, and out of the cache already
     cdef PassRecord record
     cdef PassShape shape
 
-    cdef int enter_stretch(self) except -1 nogil
-    cdef int leave_stretch(self) except -1 nogil
-    cdef bint _passes_by(self, int64_t request) noexcept nogil
-    cdef void _schedule_stretch(self) noexcept nogil
-    cdef void _describe_rank(self, int64_t blocks_taken) noexcept nogil
+    cdef int leave_cohort(self, bint in_pass) except -1 nogil
+    cdef int _join_cohort(self) except -1 nogil
+    cdef int64_t _due(self, int64_t request) noexcept nogil
+    cdef void _await(self, int64_t request) noexcept nogil
+    cdef bint _cohort_surely_fits(self) noexcept nogil
+    cdef int _advance_cohort(self) except -1 nogil
+    cdef int _end_members(self) except -1 nogil
+    cdef void _describe_rank(self) noexcept nogil
     cdef int add_destination(self, int64_t request) except -1 nogil
     cdef int64_t reserve_next(self) except -2 nogil
     cdef int activate(self, int64_t request) except -1 nogil
@@ -191,11 +203,15 @@ cdef class Scheduler:
     cdef int _commit(self, int64_t request, int64_t tokens, int64_t computed_before) except -1 nogil
     cdef int64_t _width(self, int64_t request, int64_t tokens) noexcept nogil
     cdef bint _is_ready(self, int64_t request) noexcept nogil
+    cdef int64_t _burst_width(self, const ScheduledItem* item) noexcept nogil
     cdef int64_t _burst_end(self, const ScheduledItem* item) noexcept nogil
     cdef int _reserve_bursts(self) except -1 nogil
+    cdef bint _emits(self, int64_t request) noexcept nogil
+    cdef void _release_done(self) noexcept nogil
     cdef int64_t _emit(self, const ScheduledItem* item) except -1 nogil
     cdef void _describe(self) noexcept nogil
     cdef Refusal _refusal(self, int64_t request) noexcept nogil
+    cdef bint _may_reuse_all(self, int64_t request) noexcept nogil
     cdef int64_t _longest_sequence(self, int64_t request) noexcept nogil
     cdef void _cut_output(self, int64_t request) noexcept nogil
     cdef int64_t _num_dropped(self, int64_t request) noexcept nogil

@@ -19,7 +19,8 @@ cdef class Rank:
     cdef double last_token_ms      # end of the last pass
     cdef Gauges gauges             # kept up to date when the recorder keeps samples
 
-    cdef int leave_stretch(self) except -1 nogil
+    cdef int leave_cohort(self) except -1 nogil
+    cdef int _clear_left(self) except -1 nogil
 
     cdef bint has_work(self) noexcept nogil
     cdef bint submit(self, int64_t request, double now) except -1 nogil
@@ -54,7 +55,7 @@ cdef class WorkerPool:
     cdef Recorder recorder
     cdef int64_t num_workers, dp_size
 
-    cdef int leave_stretches(self) except -1 nogil
+    cdef int leave_cohorts(self) except -1 nogil
     cdef int sample(self, int64_t sample, double at_ms) except -1 nogil
     cdef bint has_work(self, int64_t worker) noexcept nogil
     cdef bint has_pending(self) noexcept nogil

@@ -18,7 +18,18 @@ from rich.table import Table
 
 from fpmsdk.cli.console import NEGATIVE_RESULT, JsonOption, show
 
-_DEPENDENCIES = ("msgspec", "numpy", "packaging", "platformdirs", "pyarrow", "pyyaml", "rich", "typer", "xxhash")
+_DEPENDENCIES = (
+    "msgspec",
+    "numpy",
+    "packaging",
+    "platformdirs",
+    "pyarrow",
+    "pydantic",
+    "pyyaml",
+    "rich",
+    "typer",
+    "xxhash",
+)
 
 
 def doctor(json: JsonOption = False) -> None:

@@ -52,8 +52,8 @@ def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] =
     """
     document = _document(config)
     key = _key(document, is_registered)
-    if key in _accepted:
-        known: dict[str, Any] = marshal.loads(_accepted[key])
+    if (written := _accepted.get(key)) is not None:
+        known: dict[str, Any] = marshal.loads(written)
         _check_surroundings(known)
         return known
     parsed = _checked(document)

@@ -327,11 +327,13 @@ def load_fpm_profile(source: Mapping[str, Any] | str | os.PathLike[str]) -> FpmM
         written = marshal.dumps(document, 0)
     except ValueError:
         return _validated(document)  # not only plain values
-    if written not in _known_profiles:
+    profile = _known_profiles.get(written)
+    if profile is None:
+        profile = _validated(document)
         if len(_known_profiles) >= _KEPT_PROFILES:
             _known_profiles.clear()
-        _known_profiles[written] = _validated(document)
-    return _known_profiles[written]
+        _known_profiles[written] = profile
+    return profile
 
 
 def _validated(document: Any) -> FpmModelProfile:

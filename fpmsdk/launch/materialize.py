@@ -11,7 +11,6 @@ from fpmsdk.config import check_config
 from fpmsdk.config.fields import CONFIG
 from fpmsdk.config.schema import describe
 from fpmsdk.errors import LaunchConfigError
-from fpmsdk.launch.capacity import derived_capacity
 from fpmsdk.launch.config import EngineLaunchConfig
 from fpmsdk.launch.fields import NATIVE_PROVIDERS
 
@@ -78,6 +77,8 @@ def materialize_engine_launch_config(
     }
     launch = EngineLaunchConfig.from_mapping(document)
     if config is not None and not explicit:
+        from fpmsdk.launch.capacity import derived_capacity  # profiles load with the first launch that needs one
+
         version = config["backend_version"] or backend_version
         capacity = derived_capacity({**config, "backend_version": version}, rank, memory)
         engine = {**document["engine"], **capacity}

@@ -328,7 +328,9 @@ class ReplayReport:
         return f"{fault}; {len(status) - rejected} were unfinished"
 
     def _volume(self, clock_ms: float, wall_time_ms: float) -> dict[str, Any]:
-        done = {name: column[self._completed] for name, column in self.request_columns.items()}
+        wanted = ("prompt_tokens", "output_tokens", "end_ms", "reused_tokens", "first_reused_tokens")
+        names = (*wanted, *({"decode_reused_tokens"} & self.request_columns.keys()))
+        done = {name: self.request_columns[name][self._completed] for name in names}
         inputs, outputs = int(done["prompt_tokens"].sum()), int(done["output_tokens"].sum())
         duration_ms = float(done["end_ms"].max())
         seconds = max(duration_ms, 1e-6) / 1e3

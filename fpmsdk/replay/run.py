@@ -20,7 +20,7 @@ from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, Pytho
 from fpmsdk._ext.recorded import RecordedTiming
 from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.replay import Replay
-from fpmsdk._ext.scheduler import Requests, Status
+from fpmsdk._ext.scheduler import Refusal, Requests, Status
 from fpmsdk.config.schema import shown
 from fpmsdk.errors import (
     ConfigError,
@@ -240,7 +240,7 @@ def replay_trace(
     arrived = ~np.isnan(recorder.column("arrival_ms"))
     columns = _request_columns(trace, requests, recorder, plans, scheduler_rules)
     report = ReplayReport(
-        requests={name: column[arrived] for name, column in columns.items()},
+        requests=columns if arrived.all() else {name: column[arrived] for name, column in columns.items()},
         admissions=_admission_columns(recorder.admissions.array(), arrived, len(plans) > 1),
         passes=_pass_columns(
             recorder.passes.array(), scheduler_rules == "simulator" and bool(launch.engine.kv_cache_groups)
@@ -577,6 +577,7 @@ def _request_columns(
     outcomes = np.full(len(Status), "unfinished", object)
     outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
     reasons = rejection_reasons(plans[0].launch.engine, scheduler_rules)
+    status = requests.column("status")
     was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")) | (len(plans) == 1)
     return {
         "request_id": trace.request_ids,
@@ -587,8 +588,11 @@ def _request_columns(
         # The token of a prefill worker is hidden.
         "output_tokens": np.where(was_with_decoder, requests.column("generated_tokens"), 0),
         "num_preemptions": requests.column("num_preemptions"),
-        "status": outcomes[requests.column("status")],
-        "rejection_reason": reasons[requests.column("refusal")],
+        "status": outcomes[status],
+        # One that a time limit cuts off in the pass of its rejection is not rejected yet.
+        "rejection_reason": reasons[
+            np.where(status == Status.REJECTED, requests.column("refusal"), int(Refusal.ACCEPTED))
+        ],
         **{name: recorder.column(name) for name in _RECORDED_COLUMNS},
         **({name: recorder.column(name) for name in _TRANSFER_COLUMNS} if len(plans) > 1 else {}),
     }

@@ -168,12 +168,11 @@ class Trace:
             raise TraceError("the trace has no requests; give at least one row")
         outputs = _integers("output_tokens", output_tokens, 0, MAX_TOKENS, n)
         check_block_tokens(block_tokens)
-        ids = (
-            [f"request_{row}" for row in range(1, n + 1)]
-            if request_ids is None
-            else _names("request_ids", request_ids, n)
-        )
-        _check_unique(ids)
+        if request_ids is None:
+            ids = [f"request_{row}" for row in range(1, n + 1)]
+        else:
+            ids = _names("request_ids", request_ids, n)
+            _check_unique(ids)
         priorities = (
             np.zeros(n, np.int64)
             if priority is None
@@ -184,7 +183,10 @@ class Trace:
         prefill_ranks = (
             ranks if prefill_dp_rank is None else _integers("prefill_dp_rank", prefill_dp_rank, -1, MAX_PRIORITY, n)
         )
-        names, session, turn = _sessions(ids if session_ids is None else _names("session_ids", session_ids, n))
+        if session_ids is None:
+            names, session, turn = ids, np.arange(n), np.zeros(n, np.int64)
+        else:
+            names, session, turn = _sessions(_names("session_ids", session_ids, n))
         first = turn == 0
         if delays[first].any():
             row = int(np.flatnonzero(first & (delays != 0))[0])

@@ -89,6 +89,17 @@ def launch(run: RecordedRun) -> dict[str, Any]:
     return {"engine": {"backend": "vllm", **settings}}
 
 
+def forward_pair() -> str:
+    """Path of the table of the engine's self-benchmark, a whole-forward pair.
+
+    >>> from fpmsdk.perfdb.forward_cells import open_forward_table
+    >>> table = open_forward_table(forward_pair(), "cpu-2-cores", "vllm", "0.31.0")
+    >>> [(len(cell.prefill), len(cell.decode)) for cell in table.cells]
+    [(162, 55)]
+    """
+    return str(files(__name__) / "fpm_forward_perf.parquet")
+
+
 def _run(name: str) -> RecordedRun:
     from fpmsdk.replay.formats.recorded import read_run
 

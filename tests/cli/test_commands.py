@@ -417,6 +417,11 @@ class TestTable:
         assert (cell["decode"]["points"], cell["decode"]["predicted"], cell["decode"]["max_error"]) == (3, 1, 0.0)
         assert "prefill" in run("table", "loo", pair).stdout
 
+    def test_loo_of_the_pair_that_comes_with_the_package(self):
+        (cell,) = result_of("table", "loo", fpmsdk.sample.forward_pair())["cells"]
+        assert (cell["prefill"]["points"], cell["decode"]["points"]) == (162, 55)
+        assert 0.0 < cell["prefill"]["median_error"] < 0.1
+
     def test_merge_publishes_into_one_pair(self, pair, tmp_path):
         other = write_pair(tmp_path / "other", [decode(2, 4, 3.5, cell_id="other")])
         merged = result_of("table", "merge", str(tmp_path / "t.parquet"), pair, str(other))

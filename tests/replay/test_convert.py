@@ -1,10 +1,15 @@
 """Conversion between forms: an equal trace comes back, memory does not grow, and nothing is half-written."""
 
+import dataclasses
 import json
+import tempfile
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fpmsdk.errors import TraceError
 from fpmsdk.replay.convert import convert_trace
@@ -31,6 +36,42 @@ def test_a_converted_trace_is_equal_to_the_one_it_was_made_from(tmp_path, target
     assert (done.source_format, done.num_requests, done.block_tokens, done.left_out) == ("mooncake", 3, 4, {})
     expected = Trace.read(source, block_tokens=4)
     assert_equal(Trace.read(tmp_path / target, block_tokens=4 if target == "u.jsonl" else None), expected)
+
+
+BLOCK_IDS = st.one_of(st.integers(0, 5), st.integers(0, 2**63 - 1))
+
+
+@st.composite
+def traces(draw):
+    n = draw(st.integers(1, 12))
+    sessions = draw(st.lists(st.sampled_from("abcd"), min_size=n, max_size=n))
+    is_first = [name not in sessions[:row] for row, name in enumerate(sessions)]
+    prompts = draw(st.lists(st.integers(1, 20), min_size=n, max_size=n))
+    times = st.floats(0, 1e9, allow_subnormal=False)
+    return Trace.from_arrays(
+        draw(st.lists(times, min_size=n, max_size=n)),
+        prompts,
+        draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)),
+        request_ids=[f"{name}{row}" for row, name in enumerate(sessions)],
+        session_ids=sessions,
+        priority=draw(st.lists(st.integers(-3, 3), min_size=n, max_size=n)),
+        delay_ms=[0.0 if first else draw(times) for first in is_first],
+        hash_ids=[draw(st.lists(BLOCK_IDS, min_size=-(-p // 4), max_size=-(-p // 4))) for p in prompts],
+        block_tokens=4,
+    )
+
+
+@given(traces())
+def test_any_trace_comes_back_equal_from_a_file_and_from_a_converted_file(trace):
+    with tempfile.TemporaryDirectory() as folder:
+        kept, moved = Path(folder, "t.parquet"), Path(folder, "t.jsonl")
+        trace.write(kept)
+        assert_equal(Trace.read(kept), trace)
+        convert_trace(kept, moved)
+        # The clock of a Mooncake trace starts with its first arrival.
+        start_ms = trace.arrival_ms[0]
+        from_start = dataclasses.replace(trace, arrival_ms=trace.arrival_ms - start_ms)
+        assert_equal(Trace.read(moved, block_tokens=4), from_start)
 
 
 def test_what_was_left_out_is_counted(tmp_path):

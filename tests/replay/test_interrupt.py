@@ -32,7 +32,7 @@ def test_the_report_holds_what_happened_until_then():
     trace = Trace.from_arrays([0.0, 100.0, 200.0], [8, 8, 8], [4, 40, 4])
     with pytest.raises(ReplayInterrupted, match=r"interrupted at 1\d\d.0 ms of simulated time") as stop:
         # Three decode passes of the first request, three equal ones of the second, which are remembered, and 17 more
-        # of it, within a stretch that touches no request.
+        # of it, in passes that touch no request.
         replay_trace(trace, launch=LAUNCH, timing=InterruptedAfter(20))
     report = stop.value.report
     assert report.partial

@@ -4,6 +4,7 @@ Equal per-request figures, summaries and coverage. Source: engine-and-replay.md 
 """
 
 import json
+import os
 
 import pytest
 
@@ -114,3 +115,13 @@ def test_a_pass_that_the_table_does_not_support_ends_the_replay_with_the_peers_c
     coverage = json.loads(failure.value.fpm_query_coverage)
     assert coverage["status"] == "incomplete"
     assert coverage["queries"] == expected["coverage"]["queries"]
+
+
+@pytest.mark.peer_data
+@pytest.mark.parametrize("name", [name for name in VECTORS if name.startswith("op_")])
+def test_a_replay_priced_by_operators_equals_the_peer(name):
+    # A decode step is asked for by known tokens, the newest one included.
+    check(
+        replayed(VECTORS[name]["spec"], systems_paths=[os.environ["FPMSDK_TEST_SYSTEMS_013"]], fallback_policy="deny"),
+        VECTORS[name]["result"],
+    )

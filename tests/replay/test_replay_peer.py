@@ -68,13 +68,15 @@ def assert_summary_equal(report, recorded):
 
 
 def simulated(scenarios):
-    # `mtp_nextn1_rate1` follows older rules than all other recordings.
+    # `mtp_nextn1_rate1` follows older rules than all other recordings of vLLM ranks.
     return [s["name"] for s in scenarios if not s["name"].startswith("mtp_") and "error" not in s]
 
 
 TRACES = load_vectors("replay_peer")["trace_scenarios"]
 SYNTHETIC = load_vectors("replay_peer")["synthetic_scenarios"]
 ADVANCED = load_vectors("replay_advanced_peer")["scenarios"]
+# Reduced from random runs, one for each rule that they have shown; the note of each says which.
+RULES = load_vectors("replay_rules_peer")["scenarios"]
 
 
 def scenario_of(scenarios, name):
@@ -134,6 +136,14 @@ def test_a_trace_replay_equals_the_peer(name):
     assert_summary_equal(report, scenario["summary"])
 
 
+def test_a_trtllm_rank_keeps_the_older_rules_of_mtp():
+    scenario = scenario_of(TRACES, "mtp_nextn1_rate1")
+    launch = {"engine": scenario["launch"]["engine"] | {"backend": "trtllm"}}
+    report = replay(trace_of(scenario), scenario | {"launch": launch}, {})
+    assert_requests_equal(report, [("row 0", scenario["per_request"][0])])
+    assert_summary_equal(report, scenario["summary"])
+
+
 def synthetic_trace_of(scenario):
     """The workload that the peer made; random arrivals come from a generator of its own and are as recorded."""
     trace = Trace.synthetic(
@@ -185,9 +195,9 @@ def relabelled(rows):
     return [{**row, "worker_idx": labels.setdefault(row["worker_idx"], len(labels))} for row in rows]
 
 
-@pytest.mark.parametrize("name", [scenario["name"] for scenario in ADVANCED])
+@pytest.mark.parametrize("name", [scenario["name"] for scenario in ADVANCED + RULES])
 def test_a_replay_of_combined_features_equals_the_peer(name):
-    scenario = scenario_of(ADVANCED, name)
+    scenario = scenario_of(ADVANCED + RULES, name)
     spec, requests = scenario["spec"], scenario["spec"]["requests"]
     trace = Trace.from_arrays(
         [request.get("arrival_time_ms") or 0.0 for request in requests],
@@ -203,6 +213,7 @@ def test_a_replay_of_combined_features_equals_the_peer(name):
         trace,
         **system(spec),
         concurrency=spec["max_in_flight"],
+        max_sim_time_ms=spec.get("max_sim_time_ms"),
         **PEER,
     )
     recorded = [dict(zip(scenario["columns"], row, strict=True)) for row in scenario["per_request"]]

@@ -79,7 +79,7 @@ def test_cache_counters_are_prompt_tokens_of_admissions_that_became_visible(tmp_
     }
 
 
-def test_stretches_show_the_blocks_that_their_passes_have_taken():
+def test_passes_that_touch_no_request_show_the_blocks_that_they_have_taken():
     trace = Trace.from_arrays([0.0], [8], [40])
     launch = {"engine": {"block_size": 4, "num_gpu_blocks": 64, "timing_model": FIXED}}
     report = replay_trace(trace, launch=launch, sample_interval_ms=1.0)

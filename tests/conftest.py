@@ -1,0 +1,7 @@
+"""Settings of the whole suite."""
+
+from hypothesis import settings
+
+# Examples are checked for what they say, not for how long they take on a busy machine.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
