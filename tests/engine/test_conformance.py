@@ -18,6 +18,7 @@ RECORDINGS = [
     "vllm_scheduler_0.32",
     "vllm_hybrid_kv_0.28",
     "vllm_hybrid_kv_0.32",
+    "vllm_mixed_0.28",
     "vllm_mixed_0.32",
 ]
 
