@@ -169,7 +169,7 @@ def conversation_trace(folder: Path) -> Path:
     with path.open("w") as file:
         for number in range(12_031):
             # A chat goes on with all it said before, a new one starts with the common system prompt.
-            hashes, tokens = chats.pop(rng.randrange(len(chats))) if chats and rng.random() < 0.55 else ([0], block)
+            hashes, tokens = chats.pop(rng.randrange(len(chats))) if chats and rng.random() < 0.44 else ([0], block)
             tokens += round(rng.lognormvariate(8.35, 0.95))
             if tokens > 120_000:
                 hashes, tokens = [0], block + 1000

@@ -182,8 +182,13 @@ def system(spec: Spec) -> dict[str, Any]:
         "prefill_launch": _launch(engine["prefill"]),
         "num_workers": topology["decode"]["initial_workers"],
         "num_prefill_workers": topology["prefill"]["initial_workers"],
-        "handoff_latency_ms": topology["handoff_latency_ms"],
+        # It has no effect where the transfer is modelled, and is refused there.
+        "handoff_latency_ms": 0.0 if _models_transfer(engine["prefill"]) else topology["handoff_latency_ms"],
     }
+
+
+def _models_transfer(role: Spec) -> bool:
+    return {"kv_transfer_bytes_per_token", "kv_transfer_bandwidth"} <= role["rank"].keys()
 
 
 def _launch(role: Spec) -> Spec:

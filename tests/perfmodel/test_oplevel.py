@@ -942,7 +942,8 @@ def price(model, **shape):
 @pytest.mark.parametrize("factor", [None, 1.5])
 def test_a_mixed_pass_costs_what_the_model_estimates_for_the_mixed_iteration(build, factor):
     model = build(**correction(min_observations=1))
-    mixed = iteration(2, 100, 7, 4, 1000)
+    # A decode step is asked for by known tokens, the newest one of each request included.
+    mixed = iteration(2, 100, 7, 4, 1004)
     if factor:
         observe(model, mixed, factor)
         assert factor_of(model, mixed) == pytest.approx(factor)
@@ -957,7 +958,7 @@ def test_pure_passes_cost_what_the_model_estimates(build):
     parts = price(model, num_prefill=2, sum_prefill_end_tokens=107, sum_prefill_past_tokens=7)
     assert parts == (pytest.approx(estimates(model, [(2, 100, 6, 0, 0)])[0], abs=5.1e-7), 0.0, False)
     parts = price(model, num_decode=4, sum_decode_tokens=1004, kv_capacity_tokens=100_000)
-    assert parts == (0.0, pytest.approx(estimates(model, LOADS[3:4])[0], abs=5.1e-7), False)
+    assert parts == (0.0, pytest.approx(estimates(model, [(0, 0, 0, 4, 1004)])[0], abs=5.1e-7), False)
 
 
 @pytest.mark.parametrize("mixed", [True, False])
