@@ -17,6 +17,9 @@ RESOLUTIONS = ("exact_lookup", "grid_interpolation", "ragged_transfer", "sol_tra
 # More than rounding can add to a squared distance in log2 space.
 cdef double ROUNDING = 1e-10
 
+cdef enum:
+    ROWS_AHEAD = 64     # on either side, looked at to begin a search
+
 
 cdef int64_t lower_bound(const double* keys, int64_t low, int64_t high, double key) noexcept nogil:
     # First position in [low, high) whose key is not smaller.
@@ -166,6 +169,14 @@ cdef bint know_neighbours(const Grid* grid, sol_function sol, const void* params
     cdef bint all_positive = True
     cdef int i, j
     for i in range(search.count):
+        if i >= search.num_known or search.known[i].leaf != search.nearest[i].leaf:
+            break
+        all_positive &= search.known[i].sol_ms > 0.0
+    else:
+        search.num_known = search.count
+        return all_positive
+    all_positive = True
+    for i in range(search.count):
         for j in range(search.num_known):
             if search.known[j].leaf == search.nearest[i].leaf:
                 known[i] = search.known[j]
@@ -208,46 +219,67 @@ cdef void search_row(
         right += 1
 
 
-cdef void search_level(
-    const Grid* grid, int axis, int64_t low, int64_t high, double squared_distance, const double* log2_query,
-    sol_function sol, const void* params, Search* search,
+cdef void search_rows(
+    const Grid* grid, int64_t low, int64_t high, double squared_distance, const double* log2_query, sol_function sol,
+    const void* params, Search* search,
 ) noexcept nogil:
-    # Visit the nodes of a level outward from the query and stop once they are too far: the same neighbours as a scan
-    # of all measurements, after a few dozen of them.
+    # The rows [low, high) of one plane, outward on either side until they are too far.
+    cdef int axis = grid.num_axes - 2
     cdef const double* logs = grid.log2_keys[axis]
-    cdef double here = log2_query[axis]
-    cdef const double* least
-    cdef const double* most
-    cdef int64_t right, left, node
+    cdef const double* least = grid.log2_least[axis]
+    cdef const double* most = grid.log2_most[axis]
+    cdef const int64_t* first = grid.first[axis]
+    cdef double here = log2_query[axis], along = log2_query[axis + 1]
+    cdef int64_t right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
+    cdef int64_t node, begun = -1
+    cdef double distance, bound, lowest = INFINITY
+    if search.reach == INFINITY:
+        # Nothing bounds the first search. The row that may hold the nearest measurement bounds the rest closely.
+        for node in range(max(low, right - ROWS_AHEAD), min(high, right + ROWS_AHEAD)):
+            bound = (here - logs[node]) * (here - logs[node]) + squared_gap(least[node], most[node], along)
+            if bound < lowest:
+                begun, lowest = node, bound
+        distance = squared_distance + (here - logs[begun]) * (here - logs[begun])
+        search_row(grid, first[begun], first[begun + 1], distance, along, sol, params, search)
+    for node in range(right - 1, low - 1, -1):
+        distance = squared_distance + (here - logs[node]) * (here - logs[node])
+        if distance > search.reach:
+            break
+        if node != begun and distance + squared_gap(least[node], most[node], along) <= search.reach:
+            search_row(grid, first[node], first[node + 1], distance, along, sol, params, search)
+    for node in range(right, high):
+        distance = squared_distance + (here - logs[node]) * (here - logs[node])
+        if distance > search.reach:
+            break
+        if node != begun and distance + squared_gap(least[node], most[node], along) <= search.reach:
+            search_row(grid, first[node], first[node + 1], distance, along, sol, params, search)
+
+
+cdef void search_planes(
+    const Grid* grid, const double* log2_query, sol_function sol, const void* params, Search* search
+) noexcept nogil:
+    # The planes of a grid of three axes, the nearest first, until they are too far.
+    cdef const double* logs = grid.log2_keys[0]
+    cdef double here = log2_query[0], inner_sum = log2_query[1] + log2_query[2]
+    cdef int64_t right = lower_bound(logs, 0, grid.num_nodes[0], here), left = right - 1, node
     cdef double to_left, to_right, distance, gap, diagonal
-    if axis == grid.num_axes - 1:
-        search_row(grid, low, high, squared_distance, here, sol, params, search)
-        return
-    least, most = grid.log2_least[axis], grid.log2_most[axis]
-    right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
-    left = right - 1
-    while left >= low or right < high:
-        to_left = here - logs[left] if left >= low else INFINITY
-        to_right = logs[right] - here if right < high else INFINITY
+    while left >= 0 or right < grid.num_nodes[0]:
+        to_left = here - logs[left] if left >= 0 else INFINITY
+        to_right = logs[right] - here if right < grid.num_nodes[0] else INFINITY
         if to_left <= to_right:
-            node, distance = left, to_left
+            node, distance = left, to_left * to_left
             left -= 1
         else:
-            node, distance = right, to_right
+            node, distance = right, to_right * to_right
             right += 1
-        distance = squared_distance + distance * distance
         if distance > search.reach:
             return
-        gap = squared_gap(least[node], most[node], log2_query[axis + 1])
-        if axis + 2 < grid.num_axes:
-            diagonal = squared_gap(
-                grid.diagonal_least[node], grid.diagonal_most[node], log2_query[axis + 1] + log2_query[axis + 2]
-            )
-            gap = max(gap, 0.5 * diagonal - ROUNDING)  # a point's squared distance from a diagonal is half its sum's
-        if distance + gap <= search.reach:
-            search_level(
-                grid, axis + 1, grid.first[axis][node], grid.first[axis][node + 1], distance, log2_query, sol, params,
-                search,
+        gap = squared_gap(grid.log2_least[0][node], grid.log2_most[0][node], log2_query[1])
+        # A point's squared distance from a diagonal is half that of its sum.
+        diagonal = squared_gap(grid.diagonal_least[node], grid.diagonal_most[node], inner_sum)
+        if distance + max(gap, 0.5 * diagonal - ROUNDING) <= search.reach:
+            search_rows(
+                grid, grid.first[0][node], grid.first[0][node + 1], distance, log2_query, sol, params, search
             )
 
 
@@ -270,7 +302,10 @@ cdef void find_nearest(
                 distance += gap * gap
             search.reach = max(search.reach, distance)
     search.count = 0
-    search_level(grid, 0, 0, grid.num_nodes[0], 0.0, log2_query, sol, params, search)
+    if grid.num_axes == MAX_GRID_AXES:
+        search_planes(grid, log2_query, sol, params, search)
+    else:
+        search_rows(grid, 0, grid.num_nodes[0], 0.0, log2_query, sol, params, search)
 
 
 cdef int weigh_nearest(
