@@ -69,6 +69,14 @@ truth: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only
 
+# Puts the package, compiled once, and what it needs into an environment.
+define install
+rm -rf build/wheel
+$(1)/bin/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+$(1)/bin/pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
+$(1)/bin/pip install --quiet build/wheel/*.whl
+endef
+
 # The public peers, in an environment of their own outside the repository. Fails where they cannot be installed.
 PEER_WHEELS := aisimulate==0.13.0.dev202610270000000085 ai-dynamo==1.6.1
 
@@ -79,19 +87,16 @@ $(PEERS)/regression/.ready: Makefile
 	touch $@
 
 compare-interpolation: $(PEERS)/regression/.ready
-	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
-	$(PEERS)/regression/bin/pip install --quiet .
+	$(call install,$(PEERS)/regression)
 	$(PEERS)/regression/bin/python benchmarks/compare/interpolation.py $(EVIDENCE)
 
 # EVIDENCE=--write-evidence keeps the figures in benchmarks/evidence/.
 compare-regression: $(PEERS)/regression/.ready
-	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
-	$(PEERS)/regression/bin/pip install --quiet .
+	$(call install,$(PEERS)/regression)
 	$(PEERS)/regression/bin/python benchmarks/compare/regression.py $(EVIDENCE)
 
 compare-op-level: $(PEERS)/regression/.ready
-	$(PEERS)/regression/bin/pip install --quiet --force-reinstall --no-deps .
-	$(PEERS)/regression/bin/pip install --quiet .
+	$(call install,$(PEERS)/regression)
 	$(PEERS)/regression/bin/python benchmarks/compare/op_level.py $(EVIDENCE)
 
 # The simulators; the second package brings the one that the first was made from. TRACE=file.jsonl replays a Mooncake
@@ -104,13 +109,11 @@ $(PEERS)/replay/.ready: Makefile
 	touch $@
 
 compare-replay: $(PEERS)/replay/.ready
-	$(PEERS)/replay/bin/pip install --quiet --force-reinstall --no-deps .
-	$(PEERS)/replay/bin/pip install --quiet .
+	$(call install,$(PEERS)/replay)
 	$(PEERS)/replay/bin/python benchmarks/compare/replay.py $(EVIDENCE) $(if $(TRACE),--trace $(TRACE))
 
 compare-replay-fuzz: $(PEERS)/replay/.ready
-	$(PEERS)/replay/bin/pip install --quiet --force-reinstall --no-deps .
-	$(PEERS)/replay/bin/pip install --quiet .
+	$(call install,$(PEERS)/replay)
 	$(PEERS)/replay/bin/python benchmarks/compare/replay_fuzz.py $(FUZZ)
 
 # The public performance databases, as data: both generations, never imported.

@@ -3,7 +3,6 @@
 Only metadata is read, never weights or code. Source: fpm-interpolation.md section 6, field `architecture`.
 """
 
-import json
 import os
 from functools import lru_cache
 from typing import Any
@@ -59,7 +58,7 @@ def _parsed(path: str) -> Any:
 @lru_cache(maxsize=64)
 def _parsed_state(path: str, _state: tuple[int, ...]) -> Any:
     with open(path, "rb") as file:
-        return json.loads(file.read())
+        return _decoded(file.read())
 
 
 def _from_hub(model: str, revision: str) -> Any:
@@ -74,4 +73,10 @@ def _from_hub(model: str, revision: str) -> Any:
 
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     with urllib.request.urlopen(f"{endpoint}/{model}/resolve/{revision}/config.json", timeout=_TIMEOUT_S) as response:
-        return json.loads(response.read())
+        return _decoded(response.read())
+
+
+def _decoded(content: bytes) -> Any:
+    import json  # most configurations pin no checkpoint
+
+    return json.loads(content)

@@ -3,7 +3,6 @@
 Only names are resolved here; what is inside a root is read by `fpmsdk.perfdb`.
 """
 
-import importlib.util
 import os
 from collections.abc import Sequence
 
@@ -23,6 +22,8 @@ def installed_systems_roots() -> dict[str, str | None]:
 
     Packages are found without importing them.
     """
+    import importlib.util  # a configuration with its own roots, or without any, does not look for packages
+
     roots: dict[str, str | None] = {}
     for distribution, package in DATA_PACKAGES.items():
         found = importlib.util.find_spec(package)
