@@ -4,7 +4,6 @@ Reading checks types, names and shapes and fills defaults; it knows no rule that
 Every fault carries the dotted path of the value as it was written.
 """
 
-import json
 import marshal
 import math
 from collections.abc import Mapping
@@ -231,6 +230,8 @@ class FreeObject(_Scalar):
         """Return a deep copy of the object."""
         if not isinstance(value, Mapping):
             _mismatch(path, "an object", value)
+        import json  # few configurations have such an object
+
         copy: dict[str, Any]
         try:
             # The compiled codec copies what is plain JSON already; everything else is looked at value by value.
