@@ -230,6 +230,8 @@ class FreeObject(_Scalar):
         """Return a deep copy of the object."""
         if not isinstance(value, Mapping):
             _mismatch(path, "an object", value)
+        if not value:
+            return {}
         import json  # few configurations have such an object
 
         copy: dict[str, Any]
