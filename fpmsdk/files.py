@@ -61,7 +61,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     # Named by chance alone: threads do not meet, and a long target name fits.
     draft = target.with_name(f".fpmsdk-{os.urandom(8).hex()}")
     try:
-        with _blaming(path, draft), open(draft, "xb") as file:
+        with _blaming(path, draft), open(draft, "x+b") as file:
             if mode is not None:
                 os.chmod(draft, stat.S_IMODE(mode))
             yield file

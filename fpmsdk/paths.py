@@ -7,7 +7,6 @@ nothing.
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
@@ -58,6 +57,8 @@ def _preferred() -> Path:
 
 
 def _temporary() -> Path:
+    import tempfile  # only where nothing else can be written
+
     path = Path(tempfile.gettempdir()) / f"fpmsdk-{os.getuid()}"
     path.mkdir(exist_ok=True, mode=0o700)
     # Anybody may have created it first.

@@ -9,7 +9,6 @@ import contextlib
 import mmap
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterable
 from functools import cache
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import xxhash
 
+from fpmsdk.files import whole_file
 from fpmsdk.paths import cache_dir
 
 ALIGNMENT = 64
@@ -64,24 +64,16 @@ def store(name: str, chunks: Iterable[bytes | memoryview]) -> memoryview | None:
         return None
     size = checksum = 0
     content = None
-    with contextlib.suppress(OSError):
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".writing-")
-        try:
-            with open(handle, "w+b") as file:
-                file.write(bytes(_HEADER.size))
-                for chunk in chunks:
-                    file.write(chunk)
-                    size += len(chunk)
-                    checksum = zlib.crc32(chunk, checksum)
-                file.seek(0)
-                file.write(_HEADER.pack(_MAGIC, size, checksum))
-                file.flush()
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            os.replace(temporary, folder / name)
-            content = memoryview(mapped)[_HEADER.size :]
-        except BaseException:
-            os.unlink(temporary)
-            raise
+    with contextlib.suppress(OSError), whole_file(folder / name) as file:
+        file.write(bytes(_HEADER.size))
+        for chunk in chunks:
+            file.write(chunk)
+            size += len(chunk)
+            checksum = zlib.crc32(chunk, checksum)
+        file.seek(0)
+        file.write(_HEADER.pack(_MAGIC, size, checksum))
+        file.flush()
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[_HEADER.size :]
     _shrink_once(folder)
     return content
 

@@ -6,7 +6,6 @@ Source: op-level.md section 5; fpm-model.md sections 2.1 and 4.
 
 import operator
 import os
-import tempfile
 from typing import Any
 
 from fpmsdk._ext.native import OpLevelEngine
@@ -162,6 +161,8 @@ def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind,
 def _build_profiled(
     config: dict[str, Any], root_path: str, profile: ExecutionProfile
 ) -> tuple[OpLevelKind, dict[str, Any]]:
+    import tempfile
+
     # A profile holds for exactly the files that it lists: price from a copy of those and of nothing else.
     original = open_root(root_path)
     version = resolve_version(original, config)
