@@ -3,6 +3,7 @@
 Source: fpm-model.md sections 2.2, 2.3 and 6.
 """
 
+from abc import abstractmethod
 from typing import Any
 
 from fpmsdk._ext.native import NATIVE_KINDS, NativeEngine, NativeEstimator, NativeView
@@ -52,6 +53,24 @@ class NativeKind(Kind):
             "max_rank": slowest,
             "ranks": self.rank_evidence(evidence) if native_ms > 0.0 else [],
         }
+
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with the measurements behind it and the error that their tables suggest."""
+        native_ms, factor, slowest, evidence = self.serving.estimate_parts(metrics, decode_frame)
+        ranks = [self.explained_rank(rank, parts) for rank, parts in enumerate(evidence)]
+        return {
+            "latency_ms": native_ms * factor,
+            "native_latency_ms": native_ms,
+            "correction_factor": factor,
+            "max_rank": slowest,
+            "in_domain": all(rank["in_domain"] for rank in ranks),
+            "expected_error": None if slowest is None else ranks[slowest]["expected_error"],
+            "ranks": ranks,
+        }
+
+    @abstractmethod
+    def explained_rank(self, rank: int, parts: Any) -> dict[str, Any]:
+        """One rank of an explanation, with `in_domain`, `expected_error` and its `lookups`, from its evidence."""
 
     def rank_evidence(self, evidence: list[Any]) -> list[dict[str, Any]]:
         """What the engine says of each rank, for the detailed estimate; engines that have nothing to say give []."""

@@ -33,7 +33,6 @@ from fpmsdk.perfdb import (
     open_database,
     open_root,
 )
-from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.native import NativeKind, resolve_version
 from fpmsdk.perfmodel.oplevel_explain import OperatorExplainer, summarised
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
@@ -56,27 +55,15 @@ class OpLevelKind(NativeKind):
         self._draft_width = config["nextn"] + 1
         self._explainer = OperatorExplainer()
 
-    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate with the measurements behind every operator and the error that their tables suggest."""
-        native_ms, factor, slowest, evidence = self.serving.estimate_parts(metrics, decode_frame)
-        ranks = []
-        for rank, asked in enumerate(evidence):
-            lookups = [
-                lookup
-                for operator, query in asked
-                for lookup in self._explainer.lookups(operator, query, at_sol=self._engine.speed_of_light)
-            ]
-            latency_ms = sum(lookup["latency_ms"] for lookup in lookups if not lookup["overlapped"])
-            ranks.append({"rank": rank, "latency_ms": latency_ms, **summarised(lookups), "lookups": lookups})
-        return {
-            "latency_ms": native_ms * factor,
-            "native_latency_ms": native_ms,
-            "correction_factor": factor,
-            "max_rank": slowest,
-            "in_domain": all(rank["in_domain"] for rank in ranks),
-            "expected_error": None if slowest is None else ranks[slowest]["expected_error"],
-            "ranks": ranks,
-        }
+    def explained_rank(self, rank: int, parts: Any) -> dict[str, Any]:
+        """Every operator of one rank with its measurements and the error that their tables suggest."""
+        lookups = [
+            lookup
+            for operator, query in parts
+            for lookup in self._explainer.lookups(operator, query, at_sol=self._engine.speed_of_light)
+        ]
+        latency_ms = sum(lookup["latency_ms"] for lookup in lookups if not lookup["overlapped"])
+        return {"rank": rank, "latency_ms": latency_ms, **summarised(lookups), "lookups": lookups}
 
     def static_phase_latency(self, batch_size: int, input_tokens: int, output_tokens: int, *, prefill: bool) -> float:
         """Latency of a whole prefill, or of all decode steps after the first token."""

@@ -22,7 +22,6 @@ from fpmsdk.perfdb import SystemSpec, SystemsRoot, open_root
 from fpmsdk.perfdb.forward_cells import ForwardCell, ForwardTable, open_forward_table
 from fpmsdk.perfdb.forward_schema import IDENTITY_COLUMNS, TABLE_FILE, UNRECORDED
 from fpmsdk.perfmodel.coverage import CoverageLog
-from fpmsdk.perfmodel.kind import DecodeFrame
 from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_distance
 from fpmsdk.perfmodel.native import NativeKind, resolve_version
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
@@ -59,22 +58,9 @@ class WholeForwardKind(NativeKind):
             _rank_record(rank, totals, parts, self.cell.model_path) for rank, (totals, parts) in enumerate(evidence)
         ]
 
-    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate with its anchors and the error that the table's own points suggest."""
-        native_ms, factor, slowest, evidence = self.serving.estimate_parts(metrics, decode_frame)
-        ranks = [self._explained(rank, totals, parts) for rank, (totals, parts) in enumerate(evidence)]
-        return {
-            "latency_ms": native_ms * factor,
-            "native_latency_ms": native_ms,
-            "correction_factor": factor,
-            "max_rank": slowest,
-            "in_domain": all(rank["in_domain"] for rank in ranks),
-            "expected_error": None if slowest is None else ranks[slowest]["expected_error"],
-            "ranks": ranks,
-        }
-
-    def _explained(self, rank: int, totals: tuple[int, ...], parts: tuple[Any, Any, Any]) -> dict[str, Any]:
-        record = _rank_record(rank, totals, parts, self.cell.model_path)
+    def explained_rank(self, rank: int, parts: tuple[tuple[int, ...], tuple[Any, Any, Any]]) -> dict[str, Any]:
+        """The lookups of one rank with their anchors and the error that the table's own points suggest."""
+        record = _rank_record(rank, *parts, self.cell.model_path)
         lookups = []
         error_ms: float | None = 0.0
         for query in record["queries"]:
