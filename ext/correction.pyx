@@ -14,6 +14,8 @@ from fpmsdk._ext.sampler cimport BucketSampler, cell_of, find_key
 
 import numpy as np
 
+from fpmsdk._ext.sampler import check_saved_rows, saved_rows, wrong_state
+
 cnp.import_array()
 
 cdef enum:
@@ -111,7 +113,8 @@ cdef class FixedStore:
         self.layout = layout
         self.min_observations = min(min_observations, INT64_MAX)
         self.sampler = BucketSampler(bins, max_observations, True)
-        self.arrays = layout.allocate(rows=min(max_observations, 63) + 1, sampling_axes=len(bins))
+        rows = min(max_observations, 63) + 1
+        self.arrays = layout.allocate(rows=rows, buckets=rows, sampling_axes=len(bins))
         self.arrays["axis_max"][:] = maxima
         self.bind()
 
@@ -133,27 +136,52 @@ cdef class FixedStore:
         cdef int64_t limit = self.sampler.max_observations
         cdef int64_t rows = min(self.sampler.total() + num_observations, limit) + 1
         if rows > self.row_capacity:
-            self.arrays = self.layout.grow(
-                self.arrays, rows=max(rows, min(2 * self.row_capacity, limit + 1))
-            )
+            rows = max(rows, min(2 * self.row_capacity, limit + 1))
+            self.arrays = self.layout.grow(self.arrays, rows=rows, buckets=rows)
             self.bind()
         return 0
 
     cdef bint add(self, const double* coordinates, double ratio) noexcept nogil:
         cdef int32_t evicted
         cdef int32_t slot = self.sampler.insert(coordinates, &evicted)
-        cdef int64_t buckets, b, first, i, count
         if slot < 0:
             return False
         self.ratio[slot] = ratio
-        buckets = self.sampler.extent[1]
-        for b in range(buckets):
-            first = self.sampler.bucket_start[b]
-            count = self.sampler.bucket_start[b + 1] - first
-            for i in range(count):
-                self.scratch[i] = self.ratio[self.sampler.order[first + i]]
-            self.cell_factor[b] = median(self.scratch, count)
+        refresh_medians(self)
         return True
+
+    def saved(self):
+        """Copies of the arrays as a snapshot holds them: exactly as long as what they hold, rows in bucket order."""
+        cdef dict arrays = self.arrays
+        slots, sampled = saved_rows(arrays)
+        return {name: None for name in arrays} | sampled | {
+            "ratio": arrays["ratio"][slots],
+            "cell_factor": arrays["cell_factor"][: self.sampler.extent[1]].copy(),
+        }
+
+    def restore(self, dict saved, double min_factor, double max_factor):
+        """Take over saved arrays of the declared types.
+
+        Raises
+        ------
+        StateSnapshotError: they are not what tuning under these settings leaves behind; the store is unusable then.
+        """
+        cdef int64_t row
+        total = check_saved_rows(saved, self.sampler.num_axes, self.sampler.max_observations)
+        for field in ("axis_min", "axis_max"):
+            if saved[field].tobytes() != self.arrays[field].tobytes():
+                raise wrong_state(field, f"{self.arrays[field].tolist()}, the fixed range", saved[field].tolist())
+        for field, length in (("ratio", total), ("cell_factor", len(saved["bucket_key"]))):
+            if len(saved[field]) != length:
+                raise wrong_state(field, f"{length} elements", len(saved[field]))
+        factors = saved["cell_factor"]
+        rows = max(total + 1, self.row_capacity)
+        self.arrays = self.layout.grow(saved, rows=rows, buckets=rows)
+        self.bind()
+        self.sampler.check_restored()
+        check_ratios("ratio", self.ratio, total, min_factor, max_factor)
+        refresh_medians(self)
+        check_factors(factors, self.arrays["cell_factor"])
 
     @property
     def retained(self):
@@ -164,6 +192,32 @@ cdef class FixedStore:
     def num_cells(self):
         """Populated cells."""
         return self.sampler.extent[1]
+
+
+cdef void refresh_medians(FixedStore store) noexcept nogil:
+    cdef int64_t b, first, count, i
+    for b in range(store.sampler.extent[1]):
+        first = store.sampler.bucket_start[b]
+        count = store.sampler.bucket_start[b + 1] - first
+        for i in range(count):
+            store.scratch[i] = store.ratio[store.sampler.order[first + i]]
+        store.cell_factor[b] = median(store.scratch, count)
+
+
+cdef int check_ratios(name, const double* ratios, int64_t count, double low, double high) except -1:
+    cdef int64_t i
+    for i in range(count):
+        if not (low <= ratios[i] <= high and ratios[i] > 0.0):
+            raise wrong_state(f"{name}[{i}]", f"a ratio in [{low}, {high}]", ratios[i])
+    return 0
+
+
+cdef int check_factors(saved, recomputed) except -1:
+    # Factors are a cache: they must be what the ratios give.
+    for i in range(len(saved)):
+        if saved[i].tobytes() != recomputed[i].tobytes():
+            raise wrong_state(f"cell_factor[{i}]", f"{recomputed[i]!r}, recomputed", repr(saved[i]))
+    return 0
 
 
 cdef class DynamicLocalStore:
@@ -180,8 +234,9 @@ cdef class DynamicLocalStore:
         self.recent_limit = max(self.min_observations, max_observations // 4)
         self.row_limit = max_observations - self.recent_limit
         self.age_limit = 2 * max_observations
+        rows = min(self.row_limit, 63) + 1
         self.arrays = layout.allocate(
-            axes=self.num_axes, recent=min(self.recent_limit, 64), rows=min(self.row_limit, 63) + 1
+            axes=self.num_axes, recent=min(self.recent_limit, 64), rows=rows, cells=rows
         )
         self.arrays["axis_min"].fill(float("inf"))
         self.arrays["axis_max"].fill(float("-inf"))
@@ -222,7 +277,7 @@ cdef class DynamicLocalStore:
             recent = max(recent, min(2 * self.recent_capacity, self.recent_limit))
         if rows > self.row_capacity:
             rows = max(rows, min(2 * self.row_capacity, self.row_limit + 1))
-        self.arrays = self.layout.grow(self.arrays, recent=recent, rows=rows)
+        self.arrays = self.layout.grow(self.arrays, recent=recent, rows=rows, cells=rows)
         self.bind()
         return 0
 
@@ -314,6 +369,85 @@ cdef class DynamicLocalStore:
             factor = exp(weight * log(local) + (1.0 - weight) * log(general))
             self.cell_factor[cell] = min(max(factor, min(local, general)), max(local, general))
 
+    def saved(self):
+        """Copies of the arrays as a snapshot holds them: exactly as long as what they hold."""
+        lengths = {
+            "recent": self.extent[NUM_RECENT],
+            **dict.fromkeys(("coordinates", "ratio", "sequence"), self.extent[NUM_ROWS]),
+            **dict.fromkeys(("cell_key", "cell_factor"), self.extent[NUM_CELLS]),
+        }
+        return {name: array[: lengths.get(name, len(array))].copy() for name, array in self.arrays.items()}
+
+    def restore(self, dict saved, double min_factor, double max_factor):
+        """Take over saved arrays of the declared types.
+
+        Raises
+        ------
+        StateSnapshotError: they are not what tuning under these settings leaves behind; the store is unusable then.
+        """
+        recent, rows, cells, observed = (int(value) for value in saved["extent"])
+        for field, shape in {
+            "axis_min": (self.num_axes,), "recent": (recent,), "coordinates": (rows, self.num_axes), "ratio": (rows,),
+            "sequence": (rows,), "cell_key": (cells,), "cell_factor": (cells,),
+        }.items():
+            if saved[field].shape != shape:
+                raise wrong_state(field, f"shape {shape}", saved[field].shape)
+        if recent != min(observed, self.recent_limit):
+            raise wrong_state("extent (num_recent)", min(observed, self.recent_limit), recent)
+        if rows > min(observed, self.row_limit) or (rows < observed and observed <= self.row_limit):
+            raise wrong_state("extent (num_rows)", f"at most {min(observed, self.row_limit)}", rows)
+        capacity = max(rows + 1, self.row_capacity)
+        self.arrays = self.layout.grow(
+            saved, recent=max(recent, self.recent_capacity), rows=capacity, cells=capacity
+        )
+        self.bind()
+        self.check_bounds()
+        check_ratios("recent", self.recent, recent, min_factor, max_factor)
+        check_ratios("ratio", self.ratio, rows, min_factor, max_factor)
+        self.check_rows()
+        if observed:
+            self.refresh_factors()
+        elif cells or saved["global_factor"][0] != 1.0:
+            raise wrong_state("global_factor", "1.0 and no cells without observations", saved["global_factor"][0])
+        if saved["global_factor"].tobytes() != self.arrays["global_factor"].tobytes():
+            raise wrong_state(
+                "global_factor", f"{self.global_factor[0]!r}, recomputed", repr(saved["global_factor"][0])
+            )
+        keys = self.arrays["cell_key"][: self.extent[NUM_CELLS]]
+        if saved["cell_key"].tobytes() != keys.tobytes():
+            raise wrong_state("cell_key", f"{keys.tolist()}, recomputed", saved["cell_key"].tolist())
+        check_factors(saved["cell_factor"], self.arrays["cell_factor"])
+
+    def check_bounds(self):
+        """Raise unless the bounds are those of log1p coordinates, or open while nothing was observed."""
+        cdef int i
+        for i in range(self.num_axes):
+            low, high = self.axis_min[i], self.axis_max[i]
+            if self.extent[NEXT_SEQUENCE] == 0:
+                if not (low == INFINITY and high == -INFINITY):
+                    raise wrong_state(f"axis_min[{i}], axis_max[{i}]", "inf, -inf without observations", (low, high))
+            elif not 0.0 <= low <= high < INFINITY:
+                raise wrong_state(f"axis_min[{i}], axis_max[{i}]", "ascending bounds from 0", (low, high))
+
+    def check_rows(self):
+        """Raise for the first row out of order, out of age, outside the bounds or at odds with the recent ratios."""
+        cdef int64_t observed = self.extent[NEXT_SEQUENCE], first_recent = observed - self.extent[NUM_RECENT]
+        cdef int64_t row, number, least = max(observed - self.age_limit, 0)
+        cdef int i
+        for row in range(self.extent[NUM_ROWS]):
+            number = self.sequence[row]
+            if not least <= number < observed:
+                raise wrong_state(f"sequence[{row}]", f"in {least}..<{observed}", number)
+            least = number + 1
+            if number >= first_recent and self.ratio[row] != self.recent[number - first_recent]:
+                raise wrong_state(f"ratio[{row}]", f"{self.recent[number - first_recent]!r}, as in recent", self.ratio[row])
+            for i in range(self.num_axes):
+                value = self.coordinates[row * self.num_axes + i]
+                if not self.axis_min[i] <= value <= self.axis_max[i]:
+                    raise wrong_state(
+                        f"coordinates[{row}, {i}]", f"inside [{self.axis_min[i]}, {self.axis_max[i]}]", value
+                    )
+
     @property
     def retained(self):
         """Distinct observations among the recent and the located ones."""
@@ -397,6 +531,14 @@ cdef class CorrectionStore:
             )
         self.table = table
         return 0
+
+    def restore_fixed(self, saved):
+        """Take over the saved arrays of the fixed part; nothing of it is published yet."""
+        self.fixed.restore(saved, self.min_factor, self.max_factor)
+
+    def restore_dynamic(self, saved):
+        """Take over the saved arrays of the dynamic part; nothing of it is published yet."""
+        self.dynamic.restore(saved, self.min_factor, self.max_factor)
 
     def observe(self, tuple coordinates, double observed_ms, double native_ms):
         """Take one observation; False when it is refused."""

@@ -146,6 +146,11 @@ cdef class Estimator:
         if error is not None:
             raise error
 
+    def republish(self):
+        """Publish the state of the stores anew, after it was restored."""
+        self.serving = None
+        self.publish()
+
     def skipped_iterations(self):
         """Iterations that taught nothing, counted by reason since construction."""
         return {reason: self.skipped[i + 1] for i, reason in enumerate(SKIP_REASONS)}

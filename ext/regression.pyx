@@ -5,7 +5,7 @@
 
 from libc.math cimport INFINITY, NAN, fabs, isfinite, isnan, log1p, sqrt
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 cimport numpy as cnp
 
@@ -17,7 +17,10 @@ from fpmsdk._ext.features cimport (
 )
 from fpmsdk._ext.sampler cimport BucketSampler
 
+import numpy as np
+
 from fpmsdk._ext.features import WORKLOAD_KINDS
+from fpmsdk._ext.sampler import check_saved_rows, saved_rows, wrong_state
 
 cnp.import_array()
 
@@ -147,9 +150,9 @@ cdef class LinearStore:
         self.num_sampling_axes = len(sampling_axes)
         for i in range(self.num_sampling_axes):
             self.sampling_axis[i] = sampling_axes[i]
+        rows = min(max_observations, 63) + 1
         self.arrays = layout.allocate(
-            rows=min(max_observations, 63) + 1, axes=self.settings.num_axes,
-            sampling_axes=self.num_sampling_axes, errors=0,
+            rows=rows, buckets=rows, axes=self.settings.num_axes, sampling_axes=self.num_sampling_axes, errors=0,
         )
         self.arrays["axis_min"].fill(float("inf"))
         self.arrays["axis_max"].fill(float("-inf"))
@@ -184,9 +187,46 @@ cdef class LinearStore:
             rows = max(rows, min(2 * self.row_capacity, limit + 1))
         if errors > self.error_capacity:
             errors = max(errors, min(2 * self.error_capacity, self.settings.window))
-        self.arrays = self.layout.grow(self.arrays, rows=rows, errors=errors)
+        self.arrays = self.layout.grow(self.arrays, rows=rows, buckets=rows, errors=errors)
         self.bind()
         return 0
+
+    def saved(self):
+        """Copies of the arrays as a snapshot holds them: exactly as long as what they hold, rows in bucket order."""
+        cdef dict arrays = self.arrays
+        slots, sampled = saved_rows(arrays)
+        taken = sampled | {
+            "features": arrays["features"][slots],
+            "target_ms": arrays["target_ms"][slots],
+            "errors": arrays["errors"][: self.clock[NUM_ERRORS]].copy(),
+        }
+        return {name: taken[name] if name in taken else array.copy() for name, array in arrays.items()}
+
+    def restore(self, dict saved):
+        """Take over saved arrays of the declared types.
+
+        Raises
+        ------
+        StateSnapshotError: they are not what tuning under these settings leaves behind; the store is unusable then.
+        """
+        cdef int axes = self.settings.num_axes
+        total = check_saved_rows(saved, self.num_sampling_axes, self.sampler.max_observations)
+        for field, shape in {"mean": (axes + 1,), "features": (total, axes), "target_ms": (total,)}.items():
+            if saved[field].shape != shape:
+                raise wrong_state(field, f"shape {shape}", saved[field].shape)
+        num_errors = len(saved["errors"])
+        if num_errors != saved["clock"][NUM_ERRORS] or num_errors > self.settings.window:
+            raise wrong_state(
+                "errors", f"{saved['clock'][NUM_ERRORS]} verdicts, at most {self.settings.window}", num_errors
+            )
+        rows = max(total + 1, self.row_capacity)
+        self.arrays = self.layout.grow(saved, rows=rows, buckets=rows)
+        self.bind()
+        self.sampler.check_restored()
+        check_rows(self)
+        check_clock(self)
+        check_scatter(self)
+        check_fit(self)
 
     cdef LinearFit fit(self) noexcept nogil:
         cdef LinearFit fit
@@ -576,6 +616,140 @@ cdef class LinearStore:
         if best_sse == INFINITY:
             return UNFIT
         return judge_candidate(best, num_active, n, self.settings.non_negative)
+
+
+# --- restored state (regression-and-learned.md section 6) -----------------------------------------------------
+
+
+cdef int check_rows(LinearStore store) except -1:
+    # Retention coordinates follow from features where the fit has that axis.
+    cdef int64_t row
+    cdef int i, axes = store.settings.num_axes
+    cdef double expected, found
+    for row in range(store.sampler.total()):
+        if not store.target_ms[row] > 0.0:
+            raise wrong_state(f"target_ms[{row}]", "above 0", store.target_ms[row])
+        for i in range(store.num_sampling_axes):
+            if store.sampling_axis[i] < axes:
+                expected = log1p(store.features[row * axes + store.sampling_axis[i]])
+                found = store.sampler.coordinates[row * store.num_sampling_axes + i]
+                if expected != found:
+                    raise wrong_state(f"coordinates[{row}, {i}]", f"{expected!r}, recomputed", repr(found))
+    return 0
+
+
+cdef int check_clock(LinearStore store) except -1:
+    cdef int64_t* clock = store.clock
+    cdef int64_t total = store.sampler.total(), bad = 0, i
+    cdef bint at_rest = clock[DAMAGED] == 0 and not 0 < store.settings.rebuild_interval <= clock[MUTATIONS]
+    for i in range(clock[NUM_ERRORS]):
+        bad += store.errors[i]
+    rules = (
+        ("count", clock[COUNT], total, clock[COUNT] == total),
+        ("mutations, damaged", (clock[MUTATIONS], clock[DAMAGED]), "statistics that need no rebuild", at_rest),
+        (
+            "accepted_rows", clock[ACCEPTED_ROWS], f"at least {total}, 0 without rows",
+            clock[ACCEPTED_ROWS] >= total and (clock[ACCEPTED_ROWS] == 0) == (total == 0),
+        ),
+        ("age", clock[AGE], f"at most {clock[ACCEPTED_ROWS]}", clock[AGE] <= clock[ACCEPTED_ROWS]),
+        ("num_errors", clock[NUM_ERRORS], f"at most the age {clock[AGE]}", clock[NUM_ERRORS] <= clock[AGE]),
+        ("num_bad_errors", clock[NUM_BAD_ERRORS], bad, clock[NUM_BAD_ERRORS] == bad),
+    )
+    for name, found, expected, holds in rules:
+        if not holds:
+            raise wrong_state(f"clock ({name})", expected, found)
+    return 0
+
+
+cdef int check_scatter(LinearStore store) except -1:
+    cdef int size = store.settings.num_axes + 1, i, j
+    for i in range(size):
+        for j in range(i):
+            if memcmp(&store.scatter[i * size + j], &store.scatter[j * size + i], sizeof(double)):
+                raise wrong_state(
+                    f"scatter[{i}, {j}]", f"{store.scatter[j * size + i]!r}, as scatter[{j}, {i}]",
+                    repr(store.scatter[i * size + j]),
+                )
+    return 0
+
+
+cdef int check_rebuilt(LinearStore store) except -1:
+    # Without a mutation since, statistics are those of the rows in their order.
+    cdef int size = store.settings.num_axes + 1
+    saved = {name: store.arrays[name].copy() for name in ("mean", "scatter")}
+    store.rebuild_statistics()
+    for name, array in saved.items():
+        if array.tobytes() != store.arrays[name].tobytes():
+            raise wrong_state(name, f"{store.arrays[name].tolist()}, recomputed", array.tolist())
+    return 0
+
+
+cdef int check_fit(LinearStore store) except -1:
+    # The fit that serves is that of the statistics, or an older one where those say nothing.
+    cdef LinearFit kept = store.fit(), best, blank
+    cdef int64_t accepted = store.clock[ACCEPTED_ROWS], age = store.clock[AGE]
+    cdef int axes = store.settings.num_axes, outcome = UNFIT, a
+    memset(&blank, 0, sizeof(LinearFit))
+    if store.fit_flags[0] > 1:
+        raise wrong_state("fit_flags[0]", "0 or 1", store.fit_flags[0])
+    if store.fit_flags[1] >= 1 << axes:
+        raise wrong_state("fit_flags[1]", f"bits of {axes} axes", store.fit_flags[1])
+    for a in range(axes):
+        if kept.active >> a & 1 and not kept.scale[a] > 0.0:
+            raise wrong_state(f"fit_scale[{a}]", "above 0 on an active axis", kept.scale[a])
+    if accepted == 0:
+        best = blank
+        if store.clock[MUTATIONS] != 0:
+            raise wrong_state("clock (mutations)", "0 without observations", store.clock[MUTATIONS])
+        check_rebuilt_empty(store)
+    elif store.settings.on_error and age > 0:
+        return 0  # made of rows that may have left
+    else:
+        if store.clock[MUTATIONS] == 0:
+            check_rebuilt(store)
+            outcome = store.fit_rows(&best)
+        else:
+            outcome = store.fit_statistics(&best)
+            if outcome == AMBIGUOUS:
+                raise wrong_state("clock (mutations)", "0, as the statistics need a rebuild", store.clock[MUTATIONS])
+        if (outcome == FITTED) != (age == 0):
+            raise wrong_state("clock (age)", "0" if outcome == FITTED else "above 0 without a fit", age)
+        if outcome == ALL_ZERO:
+            return 0
+        if outcome == UNFIT:
+            best = blank
+    if not same_fit(&kept, &best, axes):
+        raise wrong_state("fit", f"{described_fit(&best, axes)}, recomputed", described_fit(&kept, axes))
+    return 0
+
+
+cdef int check_rebuilt_empty(LinearStore store) except -1:
+    for name in ("mean", "scatter"):
+        if store.arrays[name].tobytes().strip(b"\0"):
+            raise wrong_state(name, "zeros without observations", store.arrays[name].tolist())
+    return 0
+
+
+cdef bint same_fit(const LinearFit* one, const LinearFit* other, int axes) noexcept nogil:
+    return (
+        one.ready == other.ready
+        and one.active == other.active
+        and memcmp(&one.intercept, &other.intercept, sizeof(double)) == 0
+        and memcmp(one.slope, other.slope, axes * sizeof(double)) == 0
+        and memcmp(one.mean, other.mean, axes * sizeof(double)) == 0
+        and memcmp(one.scale, other.scale, axes * sizeof(double)) == 0
+    )
+
+
+cdef described_fit(const LinearFit* fit, int axes):
+    return {
+        "ready": bool(fit.ready),
+        "active": fit.active,
+        "intercept_ms": fit.intercept,
+        "slope_ms": [fit.slope[a] for a in range(axes)],
+        "mean": [fit.mean[a] for a in range(axes)],
+        "scale": [fit.scale[a] for a in range(axes)],
+    }
 
 
 cdef void take_solution(LinearFit* fit, const double* solution, const int* members, int terms) noexcept nogil:

@@ -2,12 +2,16 @@
 # bucket by bucket in ascending key, oldest first inside a bucket, which is the order in which every fit reads
 # them. When the store is full, the fullest bucket (the largest key on ties) gives up its oldest row.
 
-from libc.math cimport isfinite
+from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memmove
 
 cimport numpy as cnp
+
+import numpy as np
+
+from fpmsdk.errors import StateSnapshotError
 
 cnp.import_array()
 
@@ -55,6 +59,43 @@ cdef int64_t find_key(const int64_t* keys, int64_t count, int64_t key) noexcept 
         else:
             high = middle
     return low
+
+
+def wrong_state(field, expected, found):
+    """The error for a saved field that no run of tuning leaves behind."""
+    return StateSnapshotError(f"field {field}: expected {expected}, found {found}")
+
+
+def saved_rows(dict arrays):
+    """What a sampler saves: its fields with rows in bucket order, and the slots in that order.
+
+    Slots are numbered anew, so that the bytes of a state depend on nothing but the state.
+    """
+    total, buckets = int(arrays["extent"][TOTAL]), int(arrays["extent"][NUM_BUCKETS])
+    slots = arrays["order"][:total]
+    return slots, {
+        "axis_min": arrays["axis_min"].copy(),
+        "axis_max": arrays["axis_max"].copy(),
+        "extent": np.array([total, buckets, total], np.int64),
+        "coordinates": arrays["coordinates"][slots],
+        "order": np.arange(total, dtype=np.int32),
+        "bucket_key": arrays["bucket_key"][:buckets].copy(),
+        "bucket_start": arrays["bucket_start"][: buckets + 1].copy(),
+    }
+
+
+def check_saved_rows(dict saved, num_axes, max_observations):
+    """Check the lengths of a saved sampler, before anything is made as long; returns its number of rows."""
+    total, buckets, next_slot = (int(value) for value in saved["extent"])
+    lengths = {"coordinates": (total, num_axes), "order": (total,), "bucket_key": (buckets,), "axis_min": (num_axes,)}
+    for field, shape in lengths.items():
+        if saved[field].shape != shape:
+            raise wrong_state(field, f"shape {shape}", saved[field].shape)
+    if total > max_observations:
+        raise wrong_state("extent[0]", f"at most {max_observations} rows", total)
+    if next_slot != total:
+        raise wrong_state("extent[2]", total, next_slot)
+    return total
 
 
 cdef class BucketSampler:
@@ -167,6 +208,56 @@ cdef class BucketSampler:
             self.extent[NUM_BUCKETS] = buckets - 1
         self.extent[TOTAL] = total - 1
         return slot
+
+    def check_restored(self):
+        """Raise for the first entry of saved rows that inserting cannot have left behind.
+
+        Source: regression-and-learned.md section 6.
+        """
+        cdef int64_t total = self.extent[TOTAL], buckets = self.extent[NUM_BUCKETS], cells = 1, b, row, key
+        cdef double value
+        cdef int i
+        for i in range(self.num_axes):
+            cells *= self.bins[i]
+            if self.fixed_bounds:
+                continue  # the store knows them
+            if total == 0:
+                if not (self.axis_min[i] == INFINITY and self.axis_max[i] == -INFINITY):
+                    raise wrong_state(
+                        f"axis_min[{i}], axis_max[{i}]", "inf, -inf without rows", (self.axis_min[i], self.axis_max[i])
+                    )
+            elif not (
+                isfinite(self.axis_min[i]) and isfinite(self.axis_max[i]) and self.axis_min[i] <= self.axis_max[i]
+            ):
+                raise wrong_state(
+                    f"axis_min[{i}], axis_max[{i}]", "ascending finite bounds", (self.axis_min[i], self.axis_max[i])
+                )
+        for row in range(total):
+            if self.order[row] != row:
+                raise wrong_state(f"order[{row}]", row, self.order[row])
+            for i in range(self.num_axes):
+                value = self.coordinates[row * self.num_axes + i]
+                if not self.axis_min[i] <= value <= self.axis_max[i]:
+                    raise wrong_state(
+                        f"coordinates[{row}, {i}]", f"inside [{self.axis_min[i]}, {self.axis_max[i]}]", value
+                    )
+        if self.bucket_start[0] != 0 or self.bucket_start[buckets] != total:
+            raise wrong_state(
+                "bucket_start", f"from 0 to {total}", f"from {self.bucket_start[0]} to {self.bucket_start[buckets]}"
+            )
+        for b in range(buckets):
+            if not self.bucket_start[b] < self.bucket_start[b + 1] <= total:
+                raise wrong_state(
+                    f"bucket_start[{b + 1}]", f"in {self.bucket_start[b] + 1}..={total}", self.bucket_start[b + 1]
+                )
+            if self.bucket_key[b] >= cells:
+                raise wrong_state(f"bucket_key[{b}]", f"below {cells}", self.bucket_key[b])
+            if b > 0 and self.bucket_key[b] <= self.bucket_key[b - 1]:
+                raise wrong_state(f"bucket_key[{b}]", f"above {self.bucket_key[b - 1]}", self.bucket_key[b])
+            for row in range(self.bucket_start[b], self.bucket_start[b + 1]):
+                key = self.bucket_of(&self.coordinates[row * self.num_axes])
+                if key != self.bucket_key[b]:
+                    raise wrong_state(f"bucket_key[{b}]", f"{key}, the bucket of row {row}", self.bucket_key[b])
 
     cdef void rebucket(self) noexcept nogil:
         # Bounds moved: every row gets its key anew. Rows that meet in one bucket keep the order in which they

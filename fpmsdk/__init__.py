@@ -7,7 +7,7 @@ never loads pyarrow.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fpmsdk.version import __version__ as __version__
 
 # Where each public name lives; the whole stable surface of the package.
 _HOME = {
@@ -18,7 +18,7 @@ _HOME = {
     "ReplayReport": "fpmsdk.replay",
     "Trace": "fpmsdk.replay",
     "config_engine_launch_mismatches": "fpmsdk.launch",
-    "inspect_state_snapshot": "fpmsdk.perfmodel.model",
+    "inspect_state_snapshot": "fpmsdk.perfmodel.inspection",
     "materialize_engine_launch_config": "fpmsdk.launch",
     "replay_trace": "fpmsdk.replay",
 }
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
         materialize_engine_launch_config,
     )
     from fpmsdk.metrics import FpmBatch
-    from fpmsdk.perfmodel.model import ForwardPassPerfModel, inspect_state_snapshot
+    from fpmsdk.perfmodel.inspection import inspect_state_snapshot
+    from fpmsdk.perfmodel.model import ForwardPassPerfModel
     from fpmsdk.replay import ReplayReport, Trace, replay_trace
 
 

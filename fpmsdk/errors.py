@@ -30,10 +30,13 @@ __all__ = [
     "ReplayInterrupted",
     "RequestNeverFitsError",
     "StateLayoutError",
+    "StateSnapshotError",
+    "StateSnapshotIOError",
     "SystemsPathError",
     "TimingError",
     "TraceError",
     "TuningError",
+    "TuningRejectedError",
     "UnknownSystemError",
     "UnlistedVersionError",
     "UnsupportedAttentionBackendError",
@@ -106,6 +109,10 @@ class TuningError(MetricsError):
     """The argument of a tuning call is not a list of iterations."""
 
 
+class TuningRejectedError(FpmSdkError, ValueError):
+    """The model was restored from a snapshot that refuses tuning (`on_tune: reject`)."""
+
+
 class UnsupportedQueryError(FpmSdkError, ValueError):
     """The query does not exist for this kind of model."""
 
@@ -114,7 +121,56 @@ class MissingCapabilityError(FpmSdkError, ValueError):
     """The request is valid but this release has no implementation of it; the message names what is missing."""
 
 
-class StateLayoutError(FpmSdkError, ValueError):
+class StateSnapshotError(FpmSdkError, ValueError):
+    """A state snapshot is damaged, foreign, of another version, or at odds with its configuration or its data.
+
+    The message names the first difference with what was expected and what was found.
+    """
+
+
+class StateSnapshotIOError(FpmSdkError, OSError):
+    """A file of a state snapshot cannot be read or written; also the builtin that fits (`FileNotFoundError`, …)."""
+
+    @classmethod
+    def of(cls, fault: OSError, path: str | None = None) -> "StateSnapshotIOError":
+        """The error that stands for an `OSError`; `path` is blamed when the fault names none."""
+        if isinstance(fault, StateSnapshotIOError):
+            return fault
+        kind = next((kind for kind in _SNAPSHOT_IO if isinstance(fault, kind.__bases__[1])), cls)
+        reason = fault.strerror or str(fault) or type(fault).__name__
+        return kind(fault.errno, reason, path if fault.filename is None else fault.filename)
+
+
+class StateSnapshotNotFoundError(StateSnapshotIOError, FileNotFoundError):
+    """A file or directory of a state snapshot does not exist."""
+
+
+class StateSnapshotExistsError(StateSnapshotIOError, FileExistsError):
+    """The destination of a state snapshot exists."""
+
+
+class StateSnapshotNotADirectoryError(StateSnapshotIOError, NotADirectoryError):
+    """The path of a state snapshot leads through something that is no directory."""
+
+
+class StateSnapshotIsADirectoryError(StateSnapshotIOError, IsADirectoryError):
+    """There is a directory in the place of a file of a state snapshot."""
+
+
+class StateSnapshotPermissionError(StateSnapshotIOError, PermissionError):
+    """A file or directory of a state snapshot may not be read or written."""
+
+
+_SNAPSHOT_IO = (
+    StateSnapshotNotFoundError,
+    StateSnapshotExistsError,
+    StateSnapshotNotADirectoryError,
+    StateSnapshotIsADirectoryError,
+    StateSnapshotPermissionError,
+)
+
+
+class StateLayoutError(StateSnapshotError):
     """Estimator state does not have the fields, shapes or ranges that its layout declares."""
 
 

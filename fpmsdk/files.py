@@ -89,6 +89,62 @@ def _blaming(path: str | os.PathLike[str], draft: Path) -> Iterator[None]:
         raise type(fault)(fault.errno, fault.strerror or str(fault), os.fspath(path)) from None
 
 
+class UnfitFileError(ValueError):
+    """What is at a path is no regular file, or larger than whoever reads it accepts."""
+
+
+def read_regular(path: str | os.PathLike[str], *, limit_bytes: int, follow_links: bool = True) -> bytes:
+    """The content of a regular file whose size was looked at before anything of it is read.
+
+    Neither a pipe nor a device is ever waited for.
+
+    Parameters
+    ----------
+    limit_bytes: the largest size that is read.
+    follow_links: whether `path` itself may be a symbolic link.
+
+    Raises
+    ------
+    UnfitFileError: no regular file, larger than `limit_bytes`, or of another size than it said.
+    OSError: it cannot be read.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "state"
+    >>> _ = file.write_bytes(b"123")
+    >>> read_regular(file, limit_bytes=3)
+    b'123'
+    >>> read_regular(file, limit_bytes=2)
+    Traceback (most recent call last):
+        ...
+    fpmsdk.files.UnfitFileError: expected at most 2 bytes, found 3
+    """
+    with _opened(path, follow_links) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit_bytes:
+            raise UnfitFileError(f"expected at most {limit_bytes} bytes, found {size}")
+        content = file.read(size + 1)
+    if len(content) != size:
+        raise UnfitFileError(f"expected {size} bytes, as the file said, found {len(content)}")
+    return content
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str], follow_links: bool) -> Iterator[BinaryIO]:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as fault:
+        if not follow_links and os.path.islink(path):
+            raise UnfitFileError("expected a regular file, found a symbolic link") from fault
+        raise
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnfitFileError("expected a regular file")
+        yield file
+
+
 def sha256(content: bytes) -> str:
     """SHA-256 in hexadecimal. `hashlib`, which brings all of OpenSSL, is loaded by the first call and not before."""
     import hashlib

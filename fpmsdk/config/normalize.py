@@ -7,7 +7,6 @@ Source: fpm-model.md section 3.3.
 """
 
 import marshal
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +15,7 @@ from fpmsdk.config.estimator import SPLINE
 from fpmsdk.config.fields import CONFIG
 from fpmsdk.config.parse import parse_document, parse_text
 from fpmsdk.config.request import expand_request, resolve_request
+from fpmsdk.config.state_snapshot import pin_state_snapshot
 from fpmsdk.config.validate import check_systems_paths, validate
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 
@@ -39,7 +39,8 @@ def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] =
     Returns: a new dict of every field in serialisation order, aliases and defaults resolved; normalising it
     again gives the same.
     Raises: `ConfigError` for unknown, repeated, missing or ill-typed fields (`path` names the place) and for
-    rules that do not hold; `MissingCapabilityError` where a learned source or a snapshot would have to be opened.
+    rules that do not hold; `MissingCapabilityError` where a learned source would have to be opened;
+    `StateSnapshotIOError` and `StateSnapshotError` when a state snapshot without `sha256` cannot be pinned.
     Source: fpm-model.md section 3.
 
     >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "tp_size": 4}
@@ -173,7 +174,7 @@ def _resolve(config: dict[str, Any], is_registered: Callable[[str], bool]) -> No
     if config["speculation"] is not None and config["speculation"]["kind"] == "none":
         config["speculation"] = None
     if estimator["state_snapshot"] is not None:
-        _pin_state_snapshot(estimator["state_snapshot"])
+        pin_state_snapshot(estimator["state_snapshot"])
 
 
 def _resolve_method(config: dict[str, Any], interpolation: dict[str, Any], registered: bool | None) -> None:
@@ -194,11 +195,3 @@ def _resolve_method(config: dict[str, Any], interpolation: dict[str, Any], regis
             f"invalid engine config: {path}: sol needs an architecture with an operator graph; use direct", path
         )
     interpolation["method"] = method
-
-
-def _pin_state_snapshot(snapshot: dict[str, Any]) -> None:
-    if snapshot["sha256"] is None:
-        raise MissingCapabilityError(
-            "this release cannot open a state snapshot to pin it; give estimator_config.state_snapshot.sha256"
-        )
-    snapshot["path"] = os.path.abspath(snapshot["path"])

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any, Self
 
-from fpmsdk.config import ForwardPassPerfModelConfig, check_config, request_document
+from fpmsdk.config import ForwardPassPerfModelConfig, check_config, normalize_request, request_document
 from fpmsdk.config.jsontext import JsonFault, read_json
 from fpmsdk.config.schema import SchemaFault, describe
-from fpmsdk.errors import ConfigError, LaunchConfigError, MissingCapabilityError
+from fpmsdk.errors import ConfigError, LaunchConfigError
 from fpmsdk.launch.fields import BLOCK_SIZES, LAUNCH
 from fpmsdk.launch.flat import canonical_form, derived_from_timing, native_timing_config
 from fpmsdk.launch.rules import validate_launch
@@ -192,7 +192,8 @@ def config_engine_launch_mismatches(
     No model is built. Parameters: `launch_args`, as for `EngineLaunchConfig.from_mapping`; exactly one of
     `config` and `state_snapshot`, the directory of a saved model.
     Returns: texts in rule order; empty means that the launch accepts the model.
-    Raises: the launch's own error for invalid launch arguments, `ConfigError` for an invalid configuration.
+    Raises: the launch's own error for invalid launch arguments, `ConfigError` for an invalid configuration;
+    `StateSnapshotIOError` and `StateSnapshotError` for a pinned snapshot, which is checked as far as its manifest.
     Source: engine-and-replay.md section 1.5, snapshot.md section 1.
 
     >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"}
@@ -201,9 +202,22 @@ def config_engine_launch_mismatches(
     """
     if (config is None) == (state_snapshot is None):
         raise ConfigError("give exactly one of config and state_snapshot")
+    from fpmsdk.snapshot.pinned import open_pinned, pinned_section, read_config, snapshot_path
+
     if config is None:
-        raise MissingCapabilityError("this release cannot read state snapshots (state_snapshot)")
-    return EngineLaunchConfig.timing_config_mismatches(launch_args, request_document(config))
+        assert state_snapshot is not None
+        config = read_config(snapshot_path(state_snapshot))
+    document = request_document(config)
+    mismatches = EngineLaunchConfig.timing_config_mismatches(launch_args, document)
+    if pinned_section(document) is not None:
+        open_pinned(normalize_request(config, _is_registered))
+    return mismatches
+
+
+def _is_registered(architecture: str) -> bool:
+    from fpmsdk.opgraph.architectures import ARCHITECTURES  # loaded by the first profile
+
+    return architecture in ARCHITECTURES
 
 
 def _document(launch: Mapping[str, Any] | str) -> Mapping[str, Any]:

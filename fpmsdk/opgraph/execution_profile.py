@@ -80,19 +80,20 @@ class ExecutionProfile(msgspec.Struct, frozen=True):
     retained_files: tuple[RetainedFile, ...]
 
 
-def load_execution_profile(path: str | Path, sha256: str) -> ExecutionProfile:
+def load_execution_profile(path: str | Path, sha256: str, content: bytes | None = None) -> ExecutionProfile:
     """Read a profile and check everything that does not depend on a deployment.
 
     Parameters
     ----------
     sha256: the digest that the configuration pins, lower-case hexadecimal.
+    content: the file, when somebody has just read it.
 
     Raises
     ------
     ConfigError: unreadable, not the pinned file, malformed, or with unusable operators or file names.
     """
     try:
-        content = Path(path).read_bytes()
+        content = Path(path).read_bytes() if content is None else content
     except OSError as fault:
         _refuse(f"{path} cannot be read: {fault.strerror}")
     if files.sha256(content) != sha256:

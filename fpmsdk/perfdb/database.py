@@ -203,6 +203,13 @@ def open_database(
         return database
 
 
+def forget_databases(root_path: str, system: str) -> None:
+    """Give nobody the databases of a system that this process has opened so far; who has one keeps it."""
+    with _databases_lock:
+        for identity in [identity for identity in _databases if identity[:2] == (root_path, system)]:
+            del _databases[identity]
+
+
 def _modification(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)

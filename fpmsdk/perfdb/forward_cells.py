@@ -71,7 +71,8 @@ class ForwardCell(NamedTuple):
 class ForwardTable:
     """The cells of one pair, ordered by model and identity.
 
-    `knees` are those that the sidecar declares, by axis. `compiled` is for what others derive from the cells once and
+    `knees` are those that the sidecar declares, by axis; `heals` tells whether decode points without real KV were
+    replaced where real ones allowed it. `compiled` is for what others derive from the cells once and
     share; it lives as long as the table.
     """
 
@@ -81,8 +82,11 @@ class ForwardTable:
         cells: tuple[ForwardCell, ...],
         fingerprint: str,
         knees: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        heals: bool = True,
     ) -> None:
         self.path, self.cells, self.fingerprint, self.knees = path, cells, fingerprint, knees or {}
+        self.heals = heals
         self.compiled: dict[Any, Any] = {}
         self._by_key = {(cell.model_path, *_normal(cell.identity)): cell for cell in cells}
 
@@ -133,6 +137,13 @@ def open_forward_table(path: str, system: str, backend: str, backend_version: st
         return _tables.setdefault(key, table)
 
 
+def forget_tables(data_dir: str, external: str | None) -> None:
+    """Give nobody the tables below a data dir, nor an external one, that this process has read so far."""
+    with _tables_lock:
+        for key in [key for key in _tables if key[0] == external or key[0].startswith(os.path.join(data_dir, ""))]:
+            del _tables[key]
+
+
 def _state_of(path: str) -> str:
     try:
         state = os.stat(path)
@@ -165,7 +176,7 @@ def build_table(rows: PairRows, *, heal: bool) -> ForwardTable:
     cells.sort(key=lambda cell: (cell.model_path, tuple(cell.identity.values())))
     state = f"{rows.sha256} {sorted(rows.sidecar.items())} {heal}"
     knees = knees_of(rows.path, rows.sidecar)
-    return ForwardTable(rows.path, tuple(cells), hashlib.sha256(state.encode()).hexdigest(), knees)
+    return ForwardTable(rows.path, tuple(cells), hashlib.sha256(state.encode()).hexdigest(), knees, heals=heal)
 
 
 def _cell(rows: PairRows, key: dict[str, str], members: NDArray[np.intp], heal: bool) -> ForwardCell:

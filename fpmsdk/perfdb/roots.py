@@ -164,3 +164,8 @@ _roots: dict[str, SystemsRoot] = {}
 def open_root(path: str | os.PathLike[str]) -> SystemsRoot:
     """Return the systems root at a directory: one object per process and path."""
     return _roots.setdefault(os.path.abspath(path), SystemsRoot(path))
+
+
+def forget_root(path: str | os.PathLike[str]) -> None:
+    """Let the next `open_root` of a directory look at it anew; who has the object keeps it."""
+    _roots.pop(os.path.abspath(path), None)

@@ -11,27 +11,27 @@ from fpmsdk.snapshot.layout import StateField, StateLayout
 
 FIXED_STORE = StateLayout(
     "fixed_correction",
-    1,
+    2,
     (
         *SAMPLER_FIELDS,
         StateField("ratio", "f8", ("rows",), "observed / native of each slot", minimum=0.0),
-        StateField("cell_factor", "f8", ("rows",), "median of each occupied bucket", minimum=0.0),
+        StateField("cell_factor", "f8", ("buckets",), "median of each occupied bucket", minimum=0.0),
     ),
 )
 
 DYNAMIC_STORE = StateLayout(
     "dynamic_local_correction",
-    1,
+    2,
     (
         StateField("axis_min", "f8", ("axes",), "lower bound of each log1p coordinate", finite=False),
         StateField("axis_max", "f8", ("axes",), "upper bound of each log1p coordinate", finite=False),
+        StateField("extent", "i8", (len(DYNAMIC_EXTENT_FIELDS),), ", ".join(DYNAMIC_EXTENT_FIELDS), minimum=0),
         StateField("recent", "f8", ("recent",), "latest ratios, newest last", minimum=0.0),
         StateField("coordinates", "f8", ("rows", "axes"), "log1p coordinates, chronological", minimum=0.0),
         StateField("ratio", "f8", ("rows",), "observed / native, chronological", minimum=0.0),
         StateField("sequence", "i8", ("rows",), "number of each observation", minimum=0),
-        StateField("extent", "i8", (len(DYNAMIC_EXTENT_FIELDS),), ", ".join(DYNAMIC_EXTENT_FIELDS), minimum=0),
-        StateField("cell_key", "i8", ("rows",), "populated cells, ascending", minimum=0),
-        StateField("cell_factor", "f8", ("rows",), "factor of each populated cell", minimum=0.0),
+        StateField("cell_key", "i8", ("cells",), "populated cells, ascending", minimum=0),
+        StateField("cell_factor", "f8", ("cells",), "factor of each populated cell", minimum=0.0),
         StateField("global_factor", "f8", (1,), "median of the latest ratios", minimum=0.0),
     ),
 )

@@ -4,11 +4,19 @@ Queries that a kind does not have are refused here, by name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from fpmsdk._ext.estimator import Estimator, ServingView
 from fpmsdk.errors import UnsupportedQueryError
+
+if TYPE_CHECKING:
+    from fpmsdk.perfmodel.native import DataSource
+    from fpmsdk.snapshot.layout import StateLayout
+    from fpmsdk.snapshot.state import StatePart
+
+# Contents of files by path that were read and checked already, so that nobody reads them again.
+Verified = Mapping[str, bytes]
 
 DecodeFrame = Callable[[bytes], Any]
 
@@ -61,6 +69,47 @@ class Kind(ABC):
     @abstractmethod
     def readiness_report(self) -> dict[str, Any]:
         """Which stores can answer, and why the others cannot."""
+
+    # --- saved state ---
+
+    @abstractmethod
+    def state_layouts(self) -> "list[tuple[str, StateLayout]]":
+        """Store and layout of each part of the state, in the order in which it is saved."""
+
+    @abstractmethod
+    def state_parts(self) -> "list[StatePart]":
+        """Copies of everything that tuning has changed, part by part."""
+
+    @abstractmethod
+    def install_part(self, part: "StatePart") -> None:
+        """Take over one saved part; nobody sees it before the estimator publishes."""
+
+    def state_diagnostics(self) -> dict[str, Any]:
+        """What a restored model must report again, whatever selected it."""
+        source, ready, retained, ready_buckets = self.status()
+        return {
+            "source": source,
+            "ready": ready,
+            "retained_observations": retained,
+            "correction_ready_buckets": ready_buckets,
+            "stores": self.store_diagnostics(),
+            "correction_factors": self.correction_factors(),
+        }
+
+    @property
+    def data_source(self) -> "DataSource | None":
+        """The performance data that the model prices from; None for kinds without."""
+        return None
+
+    @property
+    def engine_spec_sha256(self) -> str | None:
+        """Digest of what was compiled to price passes, the places of data left out; None for kinds without."""
+        return None
+
+    @property
+    def engine_spec_schema_version(self) -> int | None:
+        """Version of that specification's form; None for kinds without."""
+        return None
 
     @property
     def is_corrected(self) -> bool:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from fpmsdk._ext.frames import Columns, IterationSource, read_iterations
 from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk.config import normalize_request
-from fpmsdk.errors import ConfigError, MissingCapabilityError, UnsupportedQueryError
+from fpmsdk.errors import (
+    ConfigError,
+    MissingCapabilityError,
+    SystemsPathError,
+    TuningRejectedError,
+    UnsupportedQueryError,
+)
 from fpmsdk.perfmodel.select import Selection, select
 from fpmsdk.perfmodel.topology import deployment_topology
 
@@ -60,6 +66,8 @@ class ForwardPassPerfModel:
         self._estimator = selection.kind.estimator
         self._report = PlainTemplate(_diagnostics_template(selection))
         self._tuning = threading.Lock()
+        snapshot = selection.config["estimator_config"].get("state_snapshot")
+        self._rejects_tuning = snapshot is not None and snapshot["on_tune"] == "reject"
         _models.add(self)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -84,7 +92,7 @@ class ForwardPassPerfModel:
         cls,
         config: "ForwardPassPerfModelConfig | Mapping[str, Any] | None" = None,
         *,
-        state_snapshot: Any = None,
+        state_snapshot: str | PathLike[str] | None = None,
     ) -> Self:
         """Build the best model that the configuration allows.
 
@@ -93,17 +101,34 @@ class ForwardPassPerfModel:
         config: canonical configuration, as a mapping or a `ForwardPassPerfModelConfig`.
         state_snapshot: directory of a saved state, instead of `config`.
 
+        A configuration with `estimator_config.state_snapshot` restores that state, bit for bit.
+
         Raises
         ------
-        ConfigError: the configuration is malformed, unknown or contradictory, or both or neither source is given.
+        ConfigError: the configuration is malformed, unknown or contradictory, both or neither source is given, or
+            `state_snapshot` is not the directory that its own configuration pins.
         PerfDataNotAvailableError: only performance data are missing.
+        StateSnapshotIOError, StateSnapshotError: a snapshot cannot be read, or is not what it should be.
         MissingCapabilityError: this release has no implementation of what is asked for; names it.
         """
         if (config is None) == (state_snapshot is None):
             raise ConfigError("give exactly one of config and state_snapshot")
-        if config is None:
-            raise MissingCapabilityError("this release cannot restore state snapshots (state_snapshot)")
-        return cls(select(_normalized(config)))
+        if state_snapshot is not None:
+            from fpmsdk.snapshot.pinned import read_config, snapshot_path
+
+            config = read_config(snapshot_path(state_snapshot))
+        try:
+            assert config is not None
+            canonical = _normalized(config)
+        except SystemsPathError:
+            # Packed data vanish together with their snapshot, which says more.
+            _require_snapshot(config)
+            raise
+        if canonical["estimator_config"].get("state_snapshot") is None:
+            return cls(select(canonical))
+        from fpmsdk.perfmodel.restoring import restore
+
+        return cls(restore(canonical))
 
     @staticmethod
     def normalize_config(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
@@ -219,9 +244,15 @@ class ForwardPassPerfModel:
 
         Raises
         ------
+        TuningRejectedError: the model was restored with `on_tune: reject`; the argument was not looked at.
         MetricsError: a field of the wrong type or range (nothing is learned), or an iteration that contradicts itself
             or the worker type (the iterations before it stay learned).
         """
+        if self._rejects_tuning:
+            raise TuningRejectedError(
+                "this model was restored from a state snapshot with on_tune 'reject', so it does not learn; set "
+                "estimator_config.state_snapshot.on_tune to 'continue' to go on where tuning stopped"
+            )
         source: IterationSource | None = _columns(iterations)
         if source is None:
             # Read before the lock is taken: attributes of foreign objects may run any code.
@@ -265,9 +296,28 @@ class ForwardPassPerfModel:
         ------
         LaunchConfigError: the launch arguments are invalid by themselves.
         """
+        from fpmsdk.launch import EngineLaunchConfig
+
+        return EngineLaunchConfig.timing_config_mismatches(launch_args, self._selection.config)
+
+    @staticmethod
+    def config_engine_launch_mismatches(
+        launch_args: Mapping[str, Any],
+        config: "ForwardPassPerfModelConfig | Mapping[str, Any] | None" = None,
+        *,
+        state_snapshot: str | PathLike[str] | None = None,
+    ) -> list[str]:
+        """`fpmsdk.config_engine_launch_mismatches`: the same without a model."""
         from fpmsdk.launch import config_engine_launch_mismatches
 
-        return config_engine_launch_mismatches(launch_args, self._selection.config)
+        return config_engine_launch_mismatches(launch_args, config, state_snapshot=state_snapshot)
+
+    @staticmethod
+    def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
+        """`fpmsdk.inspect_state_snapshot`: what a saved state says of itself."""
+        from fpmsdk.perfmodel.inspection import inspect_state_snapshot
+
+        return inspect_state_snapshot(path)
 
     def get_min_correction_factor(self) -> float | None:
         """Smallest ready correction factor; None when there is none."""
@@ -433,16 +483,31 @@ class ForwardPassPerfModel:
         raise self._needs("save_online_checkpoint", "an online fpm_learned estimator")
 
     def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
-        """Save what tuning has learned."""
-        raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
+        """Save what tuning has learned into a new directory, whole or not at all.
+
+        Parameters
+        ----------
+        path: the directory; nothing may be there yet, its parent must exist.
+        include_perf_db: whether to copy the performance data of a native model into it. Other kinds have none.
+
+        Returns
+        -------
+        The canonical configuration that restores the model, here or in another process. It is plain JSON, the same as
+        in `config.json`, and says `on_tune: reject`.
+
+        Raises
+        ------
+        StateSnapshotIOError: the directory exists (also a `FileExistsError`), or cannot be written.
+        StateSnapshotError: performance data changed since this process loaded them, or cannot be packed.
+        """
+        from fpmsdk.perfmodel.saving import save_state_snapshot
+
+        return save_state_snapshot(
+            self._kind, self._selection.config, path, include_perf_db=include_perf_db, tuning=self._tuning
+        )
 
     def _needs(self, query: str, needed: str) -> UnsupportedQueryError:
         return UnsupportedQueryError(f"{query} needs {needed}; this model is {self._kind.mode}")
-
-
-def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
-    """Identity and readiness of a saved state, without loading the model."""
-    raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
 
 
 def _diagnostics_template(selection: Selection) -> dict[str, Any]:
@@ -459,6 +524,15 @@ def _diagnostics_template(selection: Selection) -> dict[str, Any]:
 
 def _normalized(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
     return normalize_request(config, _is_registered)
+
+
+def _require_snapshot(config: Any) -> None:
+    from fpmsdk.config.state_snapshot import read_manifest_bytes
+    from fpmsdk.snapshot.pinned import pinned_section, snapshot_path
+
+    path = (pinned_section(config) or {}).get("path")
+    if isinstance(path, str):
+        read_manifest_bytes(snapshot_path(path))
 
 
 def _is_registered(architecture: str) -> bool:

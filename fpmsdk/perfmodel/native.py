@@ -3,23 +3,95 @@
 Source: fpm-model.md sections 2.2, 2.3 and 6.
 """
 
+import os
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpmsdk._ext.native import NATIVE_KINDS, NativeEngine, NativeEstimator, NativeView
-from fpmsdk.errors import UnlistedVersionError
+from fpmsdk.errors import PerfDataNotAvailableError, StateSnapshotError, UnlistedVersionError
+from fpmsdk.opgraph.spec import SCHEMA_VERSION
 from fpmsdk.perfdb import ResolvedVersion, SystemsRoot
-from fpmsdk.perfmodel.correction import build_corrections
+from fpmsdk.perfdb.fingerprint import Fingerprint, fingerprint, first_change, known_fingerprint, measure_fingerprint
+from fpmsdk.perfmodel.correction import DYNAMIC_STORE, FIXED_STORE, build_corrections
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
+
+if TYPE_CHECKING:
+    from fpmsdk.snapshot.layout import StateLayout
+    from fpmsdk.snapshot.state import StatePart
+
+
+class DataSource(NamedTuple):
+    """Performance data of a model: where they are, and what this process saw of them before it loaded any.
+
+    `external` is a whole-forward table outside of the root. Of data that could not be read, `fault` says why.
+    """
+
+    root_path: str
+    system: str
+    external: str | None
+    first_seen: Fingerprint | None
+    fault: str = ""
+
+    @property
+    def seen(self) -> Fingerprint:
+        """The fingerprint at the first load; raises `StateSnapshotError` when there is none."""
+        if self.first_seen is None:
+            raise StateSnapshotError(f"performance data under {self.root_path} cannot be pinned: {self.fault}")
+        return self.first_seen
+
+    def require_unchanged(self) -> None:
+        """Raise `StateSnapshotError` unless the data are still what this process first loaded."""
+        seen = self.seen
+        known = known_fingerprint(self.root_path, self.system, self.external)
+        try:
+            now = measure_fingerprint(SystemsRoot(self.root_path), self.system, self.external)
+        except (PerfDataNotAvailableError, ValueError) as fault:
+            raise StateSnapshotError(
+                f"performance data under {self.root_path} changed since this process loaded them: {fault}; restart the "
+                "process"
+            ) from fault
+        for found in (now, known or seen):
+            if found.digest != seen.digest:
+                raise StateSnapshotError(
+                    f"performance data under {self.root_path} changed since this process loaded them, first at "
+                    f"{first_change(seen.entries, found.entries)}; restart the process and tune again"
+                )
+
+
+def load_source(root_path: str, system: str, external: str | None) -> DataSource:
+    """The data of a model that is about to be built; call it before anything of the root is opened.
+
+    Raises
+    ------
+    UnknownSystemError, PerfDataCorruptError: as opening the root would.
+    """
+    root = SystemsRoot(root_path)
+    root.spec(system)
+    try:
+        return DataSource(root.path, system, external, fingerprint(root, system, external))
+    except PerfDataNotAvailableError as fault:
+        # The model may not need what cannot be read; only a snapshot does.
+        return DataSource(root.path, system, external, None, str(fault))
+
+
+def external_table(config: Mapping[str, Any]) -> str | None:
+    """Absolute path of the whole-forward table that a configuration names, None when it names none or needs none."""
+    if config["estimation_mode"] != "fpm_interpolation":
+        return None
+    external = config["estimator_config"]["fpm_interpolation"].get("fpm_parquet_path")
+    return None if external is None else os.path.abspath(external)
 
 
 class NativeKind(Kind):
     """A native engine under a canonical configuration, with correction unless that is disabled."""
 
-    def __init__(self, mode: str, engine: NativeEngine, config: dict[str, Any]) -> None:
+    def __init__(self, mode: str, engine: NativeEngine, config: dict[str, Any], source: DataSource) -> None:
+        self._source = source
         self._correction = config["estimator_config"]["correction"]
         stores = build_corrections(self._correction, "fixed") if self._correction["enabled"] else None
-        super().__init__(mode, NativeEstimator(engine, stores), config)
+        self._estimator = NativeEstimator(engine, stores)
+        super().__init__(mode, self._estimator, config)
 
     @property
     def serving(self) -> NativeView:
@@ -27,6 +99,41 @@ class NativeKind(Kind):
         serving = self.estimator.serving
         assert isinstance(serving, NativeView)
         return serving
+
+    @property
+    def data_source(self) -> DataSource:
+        """The performance data that the model prices from."""
+        return self._source
+
+    @property
+    def engine_spec_schema_version(self) -> int:
+        """Version of the form of engine specifications."""
+        return SCHEMA_VERSION
+
+    def state_layouts(self) -> "list[tuple[str, StateLayout]]":
+        """The parts of the correction stores: the fixed grid, then the dynamic one."""
+        return [
+            (kind, layout)
+            for kind, store in self._estimator.stores().items()
+            for layout, part in ((FIXED_STORE, store.fixed), (DYNAMIC_STORE, store.dynamic))
+            if part is not None
+        ]
+
+    def state_parts(self) -> "list[StatePart]":
+        """Copies of the parts of the correction stores."""
+        from fpmsdk.snapshot.state import StatePart
+
+        return [
+            StatePart(kind, layout, part.saved())
+            for kind, store in self._estimator.stores().items()
+            for layout, part in ((FIXED_STORE, store.fixed), (DYNAMIC_STORE, store.dynamic))
+            if part is not None
+        ]
+
+    def install_part(self, part: "StatePart") -> None:
+        """Take over one part of a saved correction store."""
+        store = self._estimator.stores()[part.store]
+        (store.restore_fixed if part.layout is FIXED_STORE else store.restore_dynamic)(part.arrays)
 
     @property
     def is_corrected(self) -> bool:

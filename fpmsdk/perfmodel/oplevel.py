@@ -33,7 +33,8 @@ from fpmsdk.perfdb import (
     open_database,
     open_root,
 )
-from fpmsdk.perfmodel.native import NativeKind, resolve_version
+from fpmsdk.perfmodel.kind import Verified
+from fpmsdk.perfmodel.native import DataSource, NativeKind, load_source, resolve_version
 from fpmsdk.perfmodel.oplevel_explain import OperatorExplainer, summarised
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
 from fpmsdk.perfmodel.oplevel_readiness import require_tables
@@ -48,12 +49,17 @@ _LARGEST_COUNT = 2**32 - 1
 class OpLevelKind(NativeKind):
     """An op-level model with the queries that only it answers."""
 
-    def __init__(self, engine: OpLevelEngine, spec: EngineSpec, config: dict[str, Any]) -> None:
-        super().__init__("op_level", engine, config)
+    def __init__(self, engine: OpLevelEngine, spec: EngineSpec, config: dict[str, Any], source: DataSource) -> None:
+        super().__init__("op_level", engine, config, source)
         self.spec = spec
         self._engine = engine
         self._draft_width = config["nextn"] + 1
         self._explainer = OperatorExplainer()
+
+    @property
+    def engine_spec_sha256(self) -> str:
+        """Digest of the operator graph, the places of data left out."""
+        return self.spec.digest()
 
     def explained_rank(self, rank: int, parts: Any) -> dict[str, Any]:
         """Every operator of one rank with its measurements and the error that their tables suggest."""
@@ -121,8 +127,12 @@ class OpLevelKind(NativeKind):
         return None
 
 
-def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind, dict[str, Any]]:
+def build_op_level(config: dict[str, Any], root_path: str, verified: Verified) -> tuple[OpLevelKind, dict[str, Any]]:
     """The op-level model of a configuration over one systems root, and the configuration that pins it.
+
+    Parameters
+    ----------
+    verified: contents of files that must not be read again.
 
     Raises
     ------
@@ -136,13 +146,16 @@ def build_op_level(config: dict[str, Any], root_path: str) -> tuple[OpLevelKind,
         )
     profile = config["estimator_config"]["op_level"].get("execution_profile")
     if profile is not None:
-        return _build_profiled(config, root_path, load_execution_profile(profile["path"], profile["sha256"]))
+        path, digest = profile["path"], profile["sha256"]
+        loaded = load_execution_profile(path, digest, content=verified.get(path))
+        return _build_profiled(config, root_path, loaded)
+    source = load_source(root_path, config["system"], None)
     root = open_root(root_path)
     version = resolve_version(root, config)
     spec, database = _compile(config, root, version)
     if config["database_mode"] == "SILICON":
         require_tables(spec, tables_of(database), config["worker_type"], root.spec(config["system"]))
-    return _kind(config, root.path, version, spec, compile_engine(spec, database, root.spec(config["system"])))
+    return _kind(config, source, version, spec, compile_engine(spec, database, root.spec(config["system"])))
 
 
 def _build_profiled(
@@ -151,6 +164,7 @@ def _build_profiled(
     import tempfile
 
     # A profile holds for exactly the files that it lists: price from a copy of those and of nothing else.
+    source = load_source(root_path, config["system"], None)
     original = open_root(root_path)
     version = resolve_version(original, config)
     with tempfile.TemporaryDirectory(prefix="fpmsdk-profile-") as folder:
@@ -159,7 +173,7 @@ def _build_profiled(
         spec, database = _compile(config, root, version, models=original.path)
         spec = apply_execution_profile(profile, spec, config["worker_type"])
         engine = compile_engine(spec, database, root.spec(config["system"]))
-    return _kind(config, original.path, version, spec, engine)
+    return _kind(config, source, version, spec, engine)
 
 
 def _compile(
@@ -217,14 +231,14 @@ def compile_engine(spec: EngineSpec, database: PerfDatabase, hardware: SystemSpe
 
 
 def _kind(
-    config: dict[str, Any], root_path: str, version: ResolvedVersion, spec: EngineSpec, engine: OpLevelEngine
+    config: dict[str, Any], source: DataSource, version: ResolvedVersion, spec: EngineSpec, engine: OpLevelEngine
 ) -> tuple[OpLevelKind, dict[str, Any]]:
     pinned = config | {
         "backend_version": version.version,
         "transfer_policy": _explicit_policy(config["transfer_policy"]),
-        "systems_paths": [root_path],
+        "systems_paths": [source.root_path],
     }
-    return OpLevelKind(engine, spec, pinned), pinned
+    return OpLevelKind(engine, spec, pinned, source), pinned
 
 
 def _explicit_policy(policy: list[str] | None) -> list[str]:

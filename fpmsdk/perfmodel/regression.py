@@ -3,34 +3,38 @@
 The arithmetic is `ext/regression.pyx`; source: regression-and-learned.md section 1.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fpmsdk._ext.regression import CLOCK_FIELDS, LinearRegression, LinearStore, LinearView
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
 from fpmsdk.snapshot.layout import StateField, StateLayout
 
-# What the bucketed sampler keeps; shared by every store that retains rows in buckets.
+if TYPE_CHECKING:
+    from fpmsdk.snapshot.state import StatePart
+
+# What the bucketed sampler keeps; shared by every store that retains rows in buckets. Fields that show the length of a
+# dimension precede those that need it, so that a saved state can be read without its configuration.
 SAMPLER_FIELDS = (
     StateField("axis_min", "f8", ("sampling_axes",), "lower bound of each sampling axis", finite=False),
     StateField("axis_max", "f8", ("sampling_axes",), "upper bound of each sampling axis", finite=False),
+    StateField("extent", "i8", (3,), "rows, occupied buckets, slot of the next row", minimum=0),
     StateField("coordinates", "f8", ("rows", "sampling_axes"), "retention coordinates of each slot"),
     StateField("order", "i4", ("rows",), "slots bucket by bucket, oldest first", minimum=0),
-    StateField("bucket_key", "i8", ("rows",), "keys of the occupied buckets, ascending", minimum=0),
-    StateField("bucket_start", "i4", ("rows+1",), "first position of each bucket in `order`", minimum=0),
-    StateField("extent", "i8", (3,), "rows, occupied buckets, slot of the next row", minimum=0),
+    StateField("bucket_key", "i8", ("buckets",), "keys of the occupied buckets, ascending", minimum=0),
+    StateField("bucket_start", "i4", ("buckets+1",), "first position of each bucket in `order`", minimum=0),
 )
 
 # Everything that tuning changes in one linear store.
 LINEAR_STORE = StateLayout(
     "linear_store",
-    1,
+    2,
     (
         *SAMPLER_FIELDS,
-        StateField("features", "f8", ("rows", "axes"), "fit features of each slot", minimum=0.0),
-        StateField("target_ms", "f8", ("rows",), "observed latency of each slot", minimum=0.0),
         StateField("mean", "f8", ("axes+1",), "means of features and target", finite=False),
         StateField("scatter", "f8", ("axes+1", "axes+1"), "centred cross products", finite=False),
+        StateField("features", "f8", ("rows", "axes"), "fit features of each slot", minimum=0.0),
+        StateField("target_ms", "f8", ("rows",), "observed latency of each slot", minimum=0.0),
         StateField("clock", "i8", (len(CLOCK_FIELDS),), ", ".join(CLOCK_FIELDS), minimum=0),
         StateField("errors", "u1", ("errors",), "verdicts of the update policy, oldest first", maximum=1),
         StateField("fit_intercept_ms", "f8", (1,), "intercept of the fit that serves"),
@@ -77,6 +81,20 @@ class RegressionKind(Kind):
             {"workload_kind": kind, "ready": ready, "retained_observations": retained}
             for kind, ready, retained in self.serving.stores()
         ]
+
+    def state_layouts(self) -> list[tuple[str, StateLayout]]:
+        """One linear store per workload kind."""
+        return [(kind, LINEAR_STORE) for kind in self._regression.stores()]
+
+    def state_parts(self) -> "list[StatePart]":
+        """Copies of every store."""
+        from fpmsdk.snapshot.state import StatePart
+
+        return [StatePart(kind, LINEAR_STORE, store.saved()) for kind, store in self._regression.stores().items()]
+
+    def install_part(self, part: "StatePart") -> None:
+        """Take over one saved store."""
+        self._regression.stores()[part.store].restore(part.arrays)
 
     def readiness_report(self) -> dict[str, Any]:
         """Readiness of each store; there is no correction."""

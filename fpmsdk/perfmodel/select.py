@@ -14,8 +14,10 @@ from fpmsdk.errors import (
     UnsupportedAttentionBackendError,
     UnsupportedModelError,
 )
-from fpmsdk.perfmodel.kind import Kind
+from fpmsdk.perfmodel.kind import Kind, Verified
 from fpmsdk.perfmodel.regression import RegressionKind
+
+NOTHING_READ: Verified = {}
 
 # Candidates of mode `auto`, best first.
 PRIORITY = ("op_level", "fpm_interpolation", "fpm_regression")
@@ -79,12 +81,13 @@ def candidates(mode: str, fallback_policy: str) -> tuple[str, ...]:
     return (mode, *(other for other in others if other != mode))
 
 
-def select(config: dict[str, Any]) -> Selection:
+def select(config: dict[str, Any], verified: Verified = NOTHING_READ) -> Selection:
     """Build the first candidate that can be built.
 
     Parameters
     ----------
     config: result of `fpmsdk.config.normalize_request`.
+    verified: contents of files that must not be read again.
 
     Raises
     ------
@@ -95,7 +98,7 @@ def select(config: dict[str, Any]) -> Selection:
     failures: list[str] = []
     for mode in order:
         try:
-            built = BUILDERS[mode](config)
+            built = BUILDERS[mode](config, verified)
         except FALLBACK_SAFE as error:
             if mode == order[-1]:
                 raise
@@ -112,30 +115,34 @@ class _Built(NamedTuple):
     systems_root: str | None
 
 
-def _regression(config: dict[str, Any]) -> _Built:
+def _regression(config: dict[str, Any], _verified: Verified) -> _Built:
     return _Built(RegressionKind(config), config, None)
 
 
-def _op_level(config: dict[str, Any]) -> _Built:
+def _op_level(config: dict[str, Any], verified: Verified) -> _Built:
     # The op graph and the performance database load with the first native model.
     from fpmsdk.perfmodel.oplevel import build_op_level
 
-    return _first_root(config, build_op_level)
+    return _first_root(config, verified, build_op_level)
 
 
-def _fpm_interpolation(config: dict[str, Any]) -> _Built:
+def _fpm_interpolation(config: dict[str, Any], verified: Verified) -> _Built:
     from fpmsdk.perfmodel.wholeforward import build_whole_forward
 
-    return _first_root(config, build_whole_forward)
+    return _first_root(config, verified, build_whole_forward)
 
 
-def _first_root(config: dict[str, Any], build: Callable[[dict[str, Any], str], tuple[Kind, dict[str, Any]]]) -> _Built:
+def _first_root(
+    config: dict[str, Any],
+    verified: Verified,
+    build: Callable[[dict[str, Any], str, Verified], tuple[Kind, dict[str, Any]]],
+) -> _Built:
     from fpmsdk.config.systems import HOW_TO_GET_DATA
 
     failure: Exception = UnknownSystemError(f"failed to find performance data roots; {HOW_TO_GET_DATA}")
     for root in config["systems_paths"]:
         try:
-            kind, pinned = build(config, root)
+            kind, pinned = build(config, root, verified)
         except FALLBACK_SAFE as error:
             failure = error
             continue
@@ -143,7 +150,7 @@ def _first_root(config: dict[str, Any], build: Callable[[dict[str, Any], str], t
     raise failure
 
 
-BUILDERS: dict[str, Callable[[dict[str, Any]], _Built]] = {
+BUILDERS: dict[str, Callable[[dict[str, Any], Verified], _Built]] = {
     "op_level": _op_level,
     "fpm_interpolation": _fpm_interpolation,
     "fpm_regression": _regression,

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from fpmsdk._ext.passroofline import PassRoofline
 from fpmsdk._ext.wholeforward import RESOLUTIONS, DirectEngine, SolAssistedEngine, WholeForwardEngine
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
 from fpmsdk.config.profile_identity import checkpoint_identity, select_deployment
 from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError, PerfDataWarning, UnsupportedModelError
+from fpmsdk.files import sha256
 from fpmsdk.launch.cache_budget import require_fit
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.opgraph.model_config import read_raw_config
@@ -22,8 +25,9 @@ from fpmsdk.perfdb import SystemSpec, SystemsRoot, open_root
 from fpmsdk.perfdb.forward_cells import ForwardCell, ForwardTable, open_forward_table
 from fpmsdk.perfdb.forward_schema import IDENTITY_COLUMNS, TABLE_FILE, UNRECORDED
 from fpmsdk.perfmodel.coverage import CoverageLog
+from fpmsdk.perfmodel.kind import Verified
 from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_distance
-from fpmsdk.perfmodel.native import NativeKind, resolve_version
+from fpmsdk.perfmodel.native import DataSource, NativeKind, load_source, resolve_version
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
 from fpmsdk.perfmodel.wholeforward_steps import decode_totals, mixed_step
 from fpmsdk.perfmodel.wholeforward_tables import AssistedCurves, assisted_curves_of, strict_curves_of
@@ -42,13 +46,31 @@ class WholeForwardKind(NativeKind):
     """A whole-forward model with the queries that only it answers."""
 
     def __init__(
-        self, engine: WholeForwardEngine, table: ForwardTable, cell: ForwardCell, config: dict[str, Any]
+        self,
+        engine: WholeForwardEngine,
+        table: ForwardTable,
+        cell: ForwardCell,
+        config: dict[str, Any],
+        source: DataSource,
+        graph: EngineSpec | None,
     ) -> None:
-        super().__init__("fpm_interpolation", engine, config)
+        super().__init__("fpm_interpolation", engine, config, source)
+        self._graph = graph
         self.table, self.cell = table, cell
         self._engine = engine
         genuine = cell.decode.only_genuine()
         self._kv_ceiling = int(genuine.kv.max()) if len(genuine) else None
+
+    @property
+    def engine_spec_sha256(self) -> str:
+        """Digest of the roofline's graph, of the cell and of how its points were read; the places of data left out."""
+        parts = (
+            None if self._graph is None else self._graph.digest(),
+            self.cell.model_path,
+            sorted(self.cell.identity.items()),
+            self.table.heals,
+        )
+        return sha256(msgspec.json.encode(parts))
 
     def rank_evidence(self, evidence: list[Any]) -> list[dict[str, Any]]:
         """Lookups behind each rank; only direct lookups are told."""
@@ -207,7 +229,9 @@ def _named(coordinates: Coordinates) -> dict[str, float | None]:
 # --- construction ---
 
 
-def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeForwardKind, dict[str, Any]]:
+def build_whole_forward(
+    config: dict[str, Any], root_path: str, verified: Verified
+) -> tuple[WholeForwardKind, dict[str, Any]]:
     """The whole-forward model of a configuration over one systems root, and the configuration that pins it.
 
     Raises
@@ -216,12 +240,13 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
         model may still answer.
     ConfigError, PerfDataCorruptError: nothing else should; `InfeasibleMemoryError` when the profile does not fit.
     """
-    root = open_root(root_path)
     system, backend = config["system"], config["backend"]
+    options = dict(config["estimator_config"]["fpm_interpolation"])
+    source = load_source(root_path, system, _external(options))
+    root = open_root(root_path)
     hardware = root.spec(system)
     version = resolve_version(root, config).version
     assert version is not None
-    options = dict(config["estimator_config"]["fpm_interpolation"])
     path = _table_path(options, root, system, backend, version)
     profile = None if config["fpm_profile"] is None else load_fpm_profile(config["fpm_profile"])
     if profile is not None:
@@ -247,7 +272,7 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
         "systems_paths": [root.path],
         "estimator_config": config["estimator_config"] | {"fpm_interpolation": options},
     }
-    return WholeForwardKind(engine, table, cell, pinned), pinned
+    return WholeForwardKind(engine, table, cell, pinned, source, graph), pinned
 
 
 def _require_fit(profile: FpmModelProfile, config: Mapping[str, Any], hardware: SystemSpec) -> None:
@@ -262,10 +287,14 @@ def _explicit_policy(policy: list[str] | None) -> list[str]:
     return every if policy is None else [kind for kind in every if kind in policy]
 
 
+def _external(options: Mapping[str, Any]) -> str | None:
+    path: str | None = options.get("fpm_parquet_path")
+    return None if path is None else os.path.abspath(path)
+
+
 def _table_path(options: Mapping[str, Any], root: SystemsRoot, system: str, backend: str, version: str) -> str:
-    external: str | None = options.get("fpm_parquet_path")
-    if external is not None:
-        return os.path.abspath(external)
+    if (external := _external(options)) is not None:
+        return external
     return os.path.join(root.tree(system).data_dir, backend, version, TABLE_FILE)
 
 

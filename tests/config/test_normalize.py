@@ -185,13 +185,6 @@ LEARNED = {"estimation_mode": "fpm_learned"}
             LEARNED | {"estimator_config": {"fpm_learned": {"artifact_path": "/x", "adaptation": "frozen"}}},
             "learned",
         ),
-        (
-            {
-                "estimation_mode": "fpm_regression",
-                "estimator_config": {"state_snapshot": {"path": "/s"}},
-            },
-            "snapshot",
-        ),
     ],
 )
 def test_what_would_have_to_be_opened_is_a_missing_capability(changes, what):

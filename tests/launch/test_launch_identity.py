@@ -7,7 +7,7 @@ import pytest
 
 import fpmsdk
 from fpmsdk import EngineLaunchConfig, ForwardPassPerfModelConfig, config_engine_launch_mismatches
-from fpmsdk.errors import ConfigError, LaunchConfigError, MissingCapabilityError
+from fpmsdk.errors import ConfigError, LaunchConfigError
 
 CONFIG = {
     "model": "m",
@@ -128,11 +128,6 @@ def test_the_signature_is_part_of_the_contract():
 def test_exactly_one_source_is_given(sources):
     with pytest.raises(ConfigError, match="exactly one"):
         config_engine_launch_mismatches({"engine": {}}, **sources)
-
-
-def test_a_snapshot_directory_is_a_missing_capability():
-    with pytest.raises(MissingCapabilityError, match="snapshot"):
-        config_engine_launch_mismatches({"engine": {}}, state_snapshot="/s")
 
 
 @pytest.mark.parametrize("config", [None, 5, "{}", {}, {"model": "m"}, CONFIG | {"bogus": 1}])

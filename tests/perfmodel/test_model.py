@@ -14,7 +14,6 @@ from fpmsdk import (
     ForwardPassPerfModelConfig,
     FpmBatch,
     errors,
-    inspect_state_snapshot,
     sample,
 )
 from fpmsdk.metrics import decode_frame
@@ -563,9 +562,6 @@ def test_reports_of_learned_models_are_none_for_others(query):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ForwardPassPerfModel.best_available(state_snapshot="x"),
-        lambda: build().save_state_snapshot("x"),
-        lambda: inspect_state_snapshot("x"),
         lambda: ForwardPassPerfModel.from_learned({}),
         lambda: ForwardPassPerfModel.learned_identity(IDENTITY),
     ],

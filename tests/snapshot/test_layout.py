@@ -13,6 +13,9 @@ DIGESTS = {
     ("linear_store", 1): "fbaf08e8aece217f36c271c0947d423e69f07e68d8117d8f16b0a13f12802ea8",
     ("fixed_correction", 1): "bd1b93fad6f8157b1c5b24795ec77fe873c72d1ca5b7a1fc4312cd8690d6e7b4",
     ("dynamic_local_correction", 1): "887daf2c3e1c916a71418f4c652b806ae2d64f4732f79e8b5b26fd3ddb9ab633",
+    ("linear_store", 2): "c7263ad9efef4e8543f891d0fdc264a56be219af40b853c298d107903007e2f9",
+    ("fixed_correction", 2): "db058648d5fea612e4bdf6dfa3281ac7104a158946722a805dc7abb8a2fe698f",
+    ("dynamic_local_correction", 2): "a9a9d3f9f8923027b123bf3b7aff925601129eed7502ca8860e0038edece621d",
 }
 
 

@@ -1,0 +1,16 @@
+from typing import Any
+
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+
+class LayoutCodec:
+    def __init__(self, layout: Any) -> None: ...
+    @property
+    def layout(self) -> Any: ...
+    def size(self, arrays: Arrays) -> int: ...
+
+def encode(parts: list[tuple[int, int, LayoutCodec, Arrays]]) -> bytes: ...
+def decode(
+    content: bytes | bytearray | memoryview, codecs: dict[int, LayoutCodec]
+) -> list[tuple[int, int, Arrays]]: ...

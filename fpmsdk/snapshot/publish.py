@@ -1,0 +1,135 @@
+"""Writes a directory whole or not at all: staged beside its destination, made durable, renamed into place.
+
+Source: snapshot.md section 5.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from fpmsdk.errors import StateSnapshotError, StateSnapshotExistsError, StateSnapshotIOError
+from fpmsdk.snapshot.manifest import RecordedFile
+
+# Hidden, and told from a snapshot at a glance. Nothing ever reads one; only a killed process leaves one behind.
+STAGING_PREFIX = ".fpmsdk-snapshot-staging-"
+_CHUNK_BYTES = 1 << 20
+
+
+class Staging:
+    """A directory in the making. Paths are relative, with slashes; every file is durable when its call returns."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._directories = [folder]
+
+    def path(self, relative: str) -> str:
+        """Where a part lies until it is published."""
+        return os.path.join(self._folder, relative)
+
+    def directory(self, relative: str) -> None:
+        """Make a directory and those it lies in, unless they are there."""
+        if relative and self.path(relative) not in self._directories:
+            self.directory(os.path.dirname(relative))
+            os.mkdir(self.path(relative))
+            self._directories.append(self.path(relative))
+
+    def write(self, relative: str, content: bytes) -> RecordedFile:
+        """Write a file."""
+        return self._record(relative, (content,))
+
+    def copy(self, source: BinaryIO, relative: str) -> RecordedFile:
+        """Write a file with what is left to read of another."""
+        return self._record(relative, iter(lambda: source.read(_CHUNK_BYTES), b""))
+
+    def link(self, target: str, relative: str) -> None:
+        """Make a symbolic link."""
+        self.directory(os.path.dirname(relative))
+        os.symlink(target, self.path(relative))
+
+    def _record(self, relative: str, chunks: Iterable[bytes]) -> RecordedFile:
+        self.directory(os.path.dirname(relative))
+        digest, size = hashlib.sha256(), 0
+        with open(self.path(relative), "xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        return RecordedFile(relative, size, digest.hexdigest())
+
+    def make_durable(self) -> None:
+        """Make the entries of every directory durable, inner ones first."""
+        for folder in reversed(self._directories):
+            _sync_directory(folder)
+
+
+def publish(destination: str, write: Callable[[Staging], None]) -> None:
+    """Make a directory of what `write` stages.
+
+    Parameters
+    ----------
+    destination: absolute path; nothing may be there, and its parent is a directory.
+
+    Raises
+    ------
+    StateSnapshotIOError: the destination exists (then also a `FileExistsError`, of two concurrent calls in one of
+        them), or something cannot be written. Nothing is left behind.
+    """
+    parent = os.path.dirname(destination)
+    refuse_existing(destination)
+    try:
+        # Named by chance alone, so that a long destination fits.
+        folder = os.path.join(parent, f"{STAGING_PREFIX}{os.urandom(8).hex()}")
+        os.mkdir(folder)
+        try:
+            staging = Staging(folder)
+            write(staging)
+            staging.make_durable()
+            _move(folder, destination)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as fault:
+        raise StateSnapshotIOError.of(fault, destination) from fault
+    with contextlib.suppress(OSError):
+        _sync_directory(parent)
+
+
+def refuse_existing(destination: str) -> None:
+    """Raise unless a directory can be made at an absolute path, as far as names go.
+
+    Raises
+    ------
+    StateSnapshotIOError: something is there, or it would lie below what is no directory.
+    """
+    try:
+        os.lstat(destination)
+    except FileNotFoundError:
+        return
+    except OSError as fault:
+        raise StateSnapshotIOError.of(fault, destination) from fault
+    except ValueError as fault:
+        raise StateSnapshotError(f"{destination!r}: {fault}") from None
+    raise StateSnapshotExistsError(errno.EEXIST, "a snapshot is only written where nothing is", destination)
+
+
+def _move(folder: str, destination: str) -> None:
+    try:
+        os.rename(folder, destination)
+    except OSError:
+        # Another writer was first.
+        refuse_existing(destination)
+        raise
+
+
+def _sync_directory(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
