@@ -7,6 +7,7 @@ Source: snapshot.md section 7.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -24,6 +25,7 @@ from fpmsdk.perfdb.layout import LEGACY_ROOTS, is_resolvable
 from fpmsdk.perfdb.roots import SystemsRoot, forget_root
 
 FORMAT_VERSION = 2
+_BUFFER_BYTES = 1 << 18  # stays in the cache between reading and hashing
 
 
 class Entry(NamedTuple):
@@ -61,15 +63,15 @@ def fingerprint(root: SystemsRoot, system: str, external: str | None = None) -> 
     The first call for a key ends the sharing of whatever the process parsed of that root and system before, which may
     be older than what the fingerprint covers: open the root after this call.
 
-    Parameters: `external`, a Parquet file outside the root whose same-stem metadata file belongs to it.
+    Parameters: `root`, made anew for this call; `external`, a Parquet file outside the root whose same-stem metadata file belongs to it.
     Raises: `PerfDataNotAvailableError` when something cannot be read.
     Source: op-level.md section 1.4, snapshot.md section 7.
     """
     identity = (root.path, system, external)
     with _known_lock:
         if identity not in _known:
-            _known[identity] = measure_fingerprint(SystemsRoot(root.path), system, external)
-            _stop_sharing(root.path, system, external)
+            _known[identity] = measure_fingerprint(root, system, external)
+            _stop_sharing(root, system, external)
         return _known[identity]
 
 
@@ -79,23 +81,23 @@ def known_fingerprint(root_path: str, system: str, external: str | None = None) 
         return _known.get((root_path, system, external))
 
 
-def accept_fingerprint(root_path: str, system: str, external: str | None, measured: Fingerprint) -> Fingerprint:
+def accept_fingerprint(root: SystemsRoot, system: str, external: str | None, measured: Fingerprint) -> Fingerprint:
     """Remember a fingerprint just measured as the first one, unless one is known, and stop sharing older tables.
 
+    Parameters: `root`, with which it was measured.
     Returns: the one that is remembered now.
     """
     with _known_lock:
-        known = _known.setdefault((root_path, system, external), measured)
-        _stop_sharing(root_path, system, external)
+        known = _known.setdefault((root.path, system, external), measured)
+        _stop_sharing(root, system, external)
         return known
 
 
-def _stop_sharing(root_path: str, system: str, external: str | None) -> None:
+def _stop_sharing(root: SystemsRoot, system: str, external: str | None) -> None:
     # Caches of parsed data are keyed by path, not by content.
-    data_dir = SystemsRoot(root_path).tree(system).data_dir
-    forget_root(root_path)
-    forget_databases(root_path, system)
-    forward_cells.forget_tables(data_dir, external)
+    forget_root(root.path)
+    forget_databases(root.path, system)
+    forward_cells.forget_tables(root.tree(system).data_dir, external)
 
 
 def measure_fingerprint(
@@ -106,7 +108,8 @@ def measure_fingerprint(
     Parameters: `digested`, files that need not be read again.
     """
     try:
-        entries = tuple(sorted(_entries(root, system, external, digested or {}), key=lambda entry: entry.name.encode()))
+        found = _entries(root, system, external, _Reader(digested or {}))
+        entries = tuple(sorted(found, key=lambda entry: entry.name.encode()))
     except OSError as fault:
         raise PerfDataNotAvailableError(
             f"perf database error: cannot read {fault.filename}: {fault.strerror}"
@@ -136,23 +139,60 @@ def _described(entry: Entry | None) -> str:
     return f"{entry.kind} -> {entry.target}" if entry.target else entry.kind
 
 
-def _entries(root: SystemsRoot, system: str, external: str | None, digested: Digested) -> Iterator[Entry]:
-    for name in filter(is_resolvable, os.listdir(root.path)):
-        path = os.path.join(root.path, name)
-        if not os.path.isdir(path):
-            yield _leaf(path, f"root/{name}", digested)
+class _Reader:
+    """Describes files, all through one buffer; `digested` ones are not read."""
+
+    def __init__(self, digested: Digested) -> None:
+        self._digested = digested
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+
+    def leaf(self, path: str, name: str) -> Entry:
+        """The entry of what is no directory."""
+        if path in self._digested:
+            return Entry("file", name, *self._digested[path])
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return _unread(path, name)
+        except OSError as fault:
+            # What has no content to read cannot always be opened either: a socket, a link to itself.
+            if fault.errno in (errno.ENXIO, errno.ELOOP):
+                return _unread(path, name)
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return _unread(path, name)
+            digest, size = hashlib.sha256(), 0
+            while count := os.readv(descriptor, [self._buffer]):
+                digest.update(self._buffer[:count])
+                size += count
+        finally:
+            os.close(descriptor)
+        return Entry("file", name, size, digest.hexdigest())
+
+
+def _entries(root: SystemsRoot, system: str, external: str | None, reader: _Reader) -> Iterator[Entry]:
+    for name, path, is_directory in _children(root.path):
+        if not is_directory:
+            yield reader.leaf(path, f"root/{name}")
     data_dir = root.tree(system).data_dir
     if os.path.isdir(data_dir):
-        yield from _below(data_dir, "data", frozenset(), digested)
+        yield from _below(data_dir, "data", frozenset(), reader)
     else:
         yield Entry("absent", "data")
     if external is not None:
         # Wherever it lies and whatever it is called.
-        yield _leaf(external, "external/table", digested)
-        yield _leaf(sidecar_path(external), "external/metadata", digested)
+        yield reader.leaf(external, "external/table")
+        yield reader.leaf(sidecar_path(external), "external/metadata")
 
 
-def _below(directory: str, name: str, ancestors: frozenset[tuple[int, int]], digested: Digested) -> Iterator[Entry]:
+def _children(directory: str) -> list[tuple[str, str, bool]]:
+    # Name, path and whether it is a directory, links followed. Most file systems tell that without a look at each.
+    with os.scandir(directory) as entries:
+        return [(entry.name, entry.path, entry.is_dir()) for entry in entries if is_resolvable(entry.name)]
+
+
+def _below(directory: str, name: str, ancestors: frozenset[tuple[int, int]], reader: _Reader) -> Iterator[Entry]:
     status = os.stat(directory)
     identity = (status.st_dev, status.st_ino)
     # A link to an ancestor would never end.
@@ -161,23 +201,12 @@ def _below(directory: str, name: str, ancestors: frozenset[tuple[int, int]], dig
         return
     yield Entry("directory", name)
     holds_versions = os.path.basename(directory) in LEGACY_ROOTS
-    for child in filter(is_resolvable, os.listdir(directory)):
-        path = os.path.join(directory, child)
-        if not os.path.isdir(path):
-            yield _leaf(path, f"{name}/{child}", digested)
+    for child, path, is_directory in _children(directory):
+        if not is_directory:
+            yield reader.leaf(path, f"{name}/{child}")
         elif not (holds_versions and child.startswith("_")):
-            yield from _below(path, f"{name}/{child}", ancestors | {identity}, digested)
+            yield from _below(path, f"{name}/{child}", ancestors | {identity}, reader)
 
 
-def _leaf(path: str, name: str, digested: Digested) -> Entry:
-    if path in digested:
-        return Entry("file", name, *digested[path])
-    try:
-        regular = stat.S_ISREG(os.stat(path).st_mode)
-    except FileNotFoundError:
-        regular = False
-    if not regular:
-        return Entry("unread", name, target=os.readlink(path) if os.path.islink(path) else "")
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Entry("file", name, file.tell(), digest)
+def _unread(path: str, name: str) -> Entry:
+    return Entry("unread", name, target=os.readlink(path) if os.path.islink(path) else "")

@@ -106,10 +106,10 @@ def _check_data(config: Mapping[str, Any], manifest: Manifest, digested: dict[st
             f"systems_paths: expected the one root that the snapshot was saved over, found {config['systems_paths']}"
         )
     root = SystemsRoot(config["systems_paths"][0])
-    key = (root.path, config["system"], external_table(config))
+    system, external = config["system"], external_table(config)
     try:
-        measured = measure_fingerprint(root, *key[1:], digested)
-    except PerfDataNotAvailableError as fault:
+        measured = measure_fingerprint(root, system, external, digested)
+    except (PerfDataNotAvailableError, ValueError) as fault:
         raise StateSnapshotError(f"performance data under {root.path} cannot be compared: {fault}") from fault
     if measured.digest != manifest.perf_data_fingerprint:
         saved = tuple(Entry(e.kind, e.name, e.size_bytes, e.sha256, e.target) for e in manifest.perf_data_entries)
@@ -117,7 +117,7 @@ def _check_data(config: Mapping[str, Any], manifest: Manifest, digested: dict[st
             f"performance data under {root.path} have changed since the save, first at "
             f"{first_change(saved, measured.entries)}; restore with the data of the save, or tune again"
         )
-    known = accept_fingerprint(*key, measured)
+    known = accept_fingerprint(root, system, external, measured)
     if known.digest != measured.digest:
         raise StateSnapshotError(
             f"performance data under {root.path} changed after this process had first loaded them, at "

@@ -1,0 +1,34 @@
+"""Writes the golden states: `python -m tests.snapshot.golden`. Only after a new `STATE_LAYOUT_VERSION`."""
+
+import tempfile
+from pathlib import Path
+
+from fpmsdk import ForwardPassPerfModel
+from tests.snapshot.kinds import iterations, prepare
+
+FOLDER = Path(__file__).parents[1] / "vectors" / "snapshots"
+NAMES = {
+    "regression_linear": "regression linear",
+    "regression_linear_threshold": "regression linear threshold",
+    "regression_selected": "regression selected",
+    "op_level_fixed": "op_level fixed",
+    "op_level_dynamic_local": "op_level dynamic_local",
+    "op_level_hybrid": "op_level bounded",
+    "fpm_interpolation": "fpm_interpolation hybrid",
+    "execution_profile": "execution_profile",
+}
+
+
+def main():
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        configs = prepare(Path(folder) / "data")
+        for name, kind in NAMES.items():
+            model = ForwardPassPerfModel.best_available(configs[kind])
+            model.tune_with_fpms([[rank] for rank in iterations(configs[kind], "train", 150)])
+            model.save_state_snapshot(Path(folder) / name)
+            (FOLDER / f"{name}.bin").write_bytes((Path(folder) / name / "state.bin").read_bytes())
+
+
+if __name__ == "__main__":
+    main()
