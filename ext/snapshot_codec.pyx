@@ -171,7 +171,7 @@ cdef class LayoutCodec:
 
     cdef object fault(self, item, position, expected, found):
         return StateSnapshotError(
-            f"state.bin, byte {position}: {self.layout.name}, field {item.name}: expected {expected}, found {found}"
+            f"byte {position}: {self.layout.name}, field {item.name}: expected {expected}, found {found}"
         )
 
 
@@ -251,24 +251,24 @@ def decode(const uint8_t[::1] content not None, dict codecs not None):
     cdef int store, layout
     cdef LayoutCodec codec
     if size < position:
-        raise StateSnapshotError(f"state.bin: expected a count of 8 bytes, found {size} bytes in all")
+        raise StateSnapshotError(f"byte 0: expected a count of 8 bytes, found {size} bytes in all")
     memcpy(&count, data, sizeof(uint64_t))
     if count > <uint64_t>((size - position) // 2):
         raise StateSnapshotError(
-            f"state.bin, byte 0: expected at most {(size - position) // 2} stores in {size} bytes, found {count}"
+            f"byte 0: expected at most {(size - position) // 2} stores in {size} bytes, found {count}"
         )
     parts = []
     for i in range(count):
         if size - position < 2:
-            raise StateSnapshotError(f"state.bin, byte {position}: expected store {i} of {count}, found the end")
+            raise StateSnapshotError(f"byte {position}: expected store {i} of {count}, found the end")
         store, layout = data[position], data[position + 1]
         codec = codecs.get(layout)
         if codec is None:
             raise StateSnapshotError(
-                f"state.bin, byte {position + 1}: expected a layout code of {sorted(codecs)}, found {layout}"
+                f"byte {position + 1}: expected a layout code of {sorted(codecs)}, found {layout}"
             )
         arrays, position = codec.read(data, size, position + 2)
         parts.append((store, layout, arrays))
     if position != size:
-        raise StateSnapshotError(f"state.bin: expected the end at byte {position}, found {size - position} more bytes")
+        raise StateSnapshotError(f"byte {position}: expected the end, found {size - position} more bytes")
     return parts

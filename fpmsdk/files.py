@@ -139,9 +139,10 @@ def _opened(path: str | os.PathLike[str], follow_links: bool) -> Iterator[Binary
         if not follow_links and os.path.islink(path):
             raise UnfitFileError("expected a regular file, found a symbolic link") from fault
         raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnfitFileError("expected a regular file")
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnfitFileError("expected a regular file")
         yield file
 
 

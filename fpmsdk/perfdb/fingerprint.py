@@ -63,7 +63,8 @@ def fingerprint(root: SystemsRoot, system: str, external: str | None = None) -> 
     The first call for a key ends the sharing of whatever the process parsed of that root and system before, which may
     be older than what the fingerprint covers: open the root after this call.
 
-    Parameters: `root`, made anew for this call; `external`, a Parquet file outside the root whose same-stem metadata file belongs to it.
+    Parameters: `root`, made anew for this call; `external`, a Parquet file outside the root whose same-stem metadata
+    file belongs to it.
     Raises: `PerfDataNotAvailableError` when something cannot be read.
     Source: op-level.md section 1.4, snapshot.md section 7.
     """

@@ -66,7 +66,10 @@ def install_state(kind: Kind, content: bytes, where: str) -> None:
     ------
     StateSnapshotError: they are not what tuning under this configuration leaves behind; `kind` is unusable then.
     """
-    parts = STATES.decode(content)
+    try:
+        parts = STATES.decode(content)
+    except StateSnapshotError as fault:
+        raise StateSnapshotError(f"{where}, {fault}") from None
     expected = [(store, layout.name) for store, layout in kind.state_layouts()]
     found = [(part.store, part.layout.name) for part in parts]
     if difference := first_difference([list(pair) for pair in expected], [list(pair) for pair in found], "stores"):

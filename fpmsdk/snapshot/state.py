@@ -76,7 +76,7 @@ class StateRegistry:
         parts = []
         for store, layout, arrays in decode(content, self._codecs):
             if store >= len(self.stores):
-                raise StateSnapshotError(f"state.bin: expected a store code below {len(self.stores)}, found {store}")
+                raise StateSnapshotError(f"expected a store code below {len(self.stores)}, found {store}")
             parts.append(StatePart(self.stores[store], self.layouts[layout], arrays))
         return parts
 
