@@ -61,6 +61,18 @@ def restored(config, folder):
     return {"saved": at_once, "continued": answers(model, queries), "reports": reports(model)}
 
 
+def attempt(queries, config=None, state_snapshot=None, save=None):
+    """What a new process says of a configuration or a snapshot, and of saving it."""
+    try:
+        model = ForwardPassPerfModel.best_available(config, state_snapshot=state_snapshot)
+        found = {"answers": answers(model, queries)}
+        if save is not None:
+            found["config"] = model.save_state_snapshot(save)
+    except (ValueError, OSError, RuntimeError) as fault:
+        return {"error": type(fault).__name__, "text": str(fault)}
+    return found
+
+
 def reports(model):
     diagnostics = model.diagnostics()
     del diagnostics["provenance"]
