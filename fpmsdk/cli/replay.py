@@ -75,6 +75,9 @@ def replay(
         list[Path] | None,
         typer.Option("--frames", help="Price passes with a model tuned on this telemetry; may be repeated."),
     ] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option("--snapshot", help="Directory of a saved model that prices the passes.")
+    ] = None,
     config: ConfigOption = None,
     worker_type: WorkerTypeOption = None,
     attention_dp: AttentionDpOption = None,
@@ -130,7 +133,7 @@ def replay(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Replay requests; passes cost what the launch says, --fixed, or a model tuned on --frames.
+    """Replay requests; passes cost what the launch says, --fixed, a model tuned on --frames or a saved one.
 
     Exits with 1 when no request completed, and with 130 after Ctrl-C, when it has reported what was simulated so far.
     """
@@ -174,11 +177,12 @@ def replay(
         requests = requests.head(head)
     if arrivals:
         requests = requests.with_arrivals(**arrivals)
-    timing: Any = None
     if fixed is not None:
-        timing = {"type": "fixed", "prefill_ms": fixed[0], "decode_ms": fixed[1]}
-    elif frames:
-        timing = tuned_model(frames, config, worker_type, attention_dp)
+        timing: Any = {"type": "fixed", "prefill_ms": fixed[0], "decode_ms": fixed[1]}
+    else:
+        timing = tuned_model(frames, config, worker_type, attention_dp) if frames else None
+    if snapshot is not None:
+        timing = _saved_model(snapshot, timing)
     bounds = {"ttft_ms": ttft_ms, "itl_ms": itl_ms, "e2e_ms": e2e_ms}
     with progress(f"replaying {len(requests):,} requests"):
         report = _whole_or_partial(
@@ -223,6 +227,14 @@ def replay(
     )
     if report.partial:
         raise typer.Exit(INTERRUPTED)
+
+
+def _saved_model(snapshot: Path, timing: Any) -> Any:
+    from fpmsdk import ForwardPassPerfModel
+
+    if timing is not None:
+        raise ConfigError("--snapshot prices the passes; leave out --fixed and --frames")
+    return ForwardPassPerfModel.best_available(state_snapshot=snapshot)
 
 
 def _whole_or_partial(trace: "Trace", **options: Any) -> "ReplayReport":
