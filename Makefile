@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data test-browser conformance record-conformance truth lint bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz clean
+.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser conformance record-conformance truth lint bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -115,6 +115,25 @@ compare-replay: $(PEERS)/replay/.ready
 compare-replay-fuzz: $(PEERS)/replay/.ready
 	$(call install,$(PEERS)/replay)
 	$(PEERS)/replay/bin/python benchmarks/compare/replay_fuzz.py $(FUZZ)
+
+# Mutated snapshots over every kind: seeded changes of bytes, changes of fields, changes of documents, and a
+# coverage-guided run in an environment of its own.
+FUZZ_COUNT ?= 100000
+FUZZ_GUIDED ?= 20000
+
+$(PEERS)/atheris/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/atheris
+	$(PEERS)/atheris/bin/pip install --quiet 'atheris>=2.3'
+	touch $@
+
+fuzz-snapshots: $(VENV)/.ready $(PEERS)/atheris/.ready
+	$(BIN)/python -m tests.snapshot.fuzz --count $(FUZZ_COUNT)
+	PYTHONPATH=.:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	$(PEERS)/atheris/bin/python tests/snapshot/fuzz_coverage.py -runs=$(FUZZ_GUIDED) -max_len=8192
+
+# Times of saving and restoring next to the raw floor: the same files, bytes and fsyncs.
+bench-snapshots: $(VENV)/.ready
+	$(BIN)/python benchmarks/snapshots.py $(EVIDENCE)
 
 # The public performance databases, as data: both generations, never imported.
 DATA_WHEELS := aisimulate==0.13.0.dev202610270000000085 aiconfigurator-core==0.12.0

@@ -392,6 +392,8 @@ cdef class DynamicLocalStore:
         }.items():
             if saved[field].shape != shape:
                 raise wrong_state(field, f"shape {shape}", saved[field].shape)
+        if observed > 1 << 62:  # further counting has to stay far from where numbers wrap
+            raise wrong_state("extent (next_sequence)", f"at most {1 << 62}", observed)
         if recent != min(observed, self.recent_limit):
             raise wrong_state("extent (num_recent)", min(observed, self.recent_limit), recent)
         if rows > min(observed, self.row_limit) or (rows < observed and observed <= self.row_limit):

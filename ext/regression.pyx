@@ -638,6 +638,10 @@ cdef int check_rows(LinearStore store) except -1:
     return 0
 
 
+# Further counting has to stay far from where numbers wrap.
+cdef int64_t MOST_OBSERVATIONS = 1 << 62
+
+
 cdef int check_clock(LinearStore store) except -1:
     cdef int64_t* clock = store.clock
     cdef int64_t total = store.sampler.total(), bad = 0, i
@@ -648,8 +652,8 @@ cdef int check_clock(LinearStore store) except -1:
         ("count", clock[COUNT], total, clock[COUNT] == total),
         ("mutations, damaged", (clock[MUTATIONS], clock[DAMAGED]), "statistics that need no rebuild", at_rest),
         (
-            "accepted_rows", clock[ACCEPTED_ROWS], f"at least {total}, 0 without rows",
-            clock[ACCEPTED_ROWS] >= total and (clock[ACCEPTED_ROWS] == 0) == (total == 0),
+            "accepted_rows", clock[ACCEPTED_ROWS], f"{total} to {MOST_OBSERVATIONS}, 0 without rows",
+            total <= clock[ACCEPTED_ROWS] <= MOST_OBSERVATIONS and (clock[ACCEPTED_ROWS] == 0) == (total == 0),
         ),
         ("age", clock[AGE], f"at most {clock[ACCEPTED_ROWS]}", clock[AGE] <= clock[ACCEPTED_ROWS]),
         ("num_errors", clock[NUM_ERRORS], f"at most the age {clock[AGE]}", clock[NUM_ERRORS] <= clock[AGE]),

@@ -54,6 +54,7 @@ cdef class LayoutCodec:
     """
 
     cdef readonly object layout
+    cdef list names
     cdef list plans                  # bytes of a FieldPlan each
     cdef dict dimensions             # number of each dimension by name
 
@@ -63,6 +64,7 @@ cdef class LayoutCodec:
         if sys.byteorder != "little":
             raise StateSnapshotError("state snapshots are little-endian; this machine is not")
         self.layout = layout
+        self.names = [item.name for item in layout.fields]
         self.plans = []
         self.dimensions = {}
         for item in layout.fields:
@@ -94,14 +96,53 @@ cdef class LayoutCodec:
                 total += sizeof(uint64_t)
         return total
 
+    cdef bint fits(self, dict arrays) except -1:
+        # Whether arrays are what the layout declares, each in one piece of memory.
+        cdef int64_t[MAX_DIMENSIONS] known
+        cdef int64_t length
+        cdef FieldPlan* plan
+        cdef AxisPlan* axis
+        cdef cnp.ndarray array
+        cdef int i
+        if list(arrays) != self.names:
+            return False
+        for i in range(MAX_DIMENSIONS):
+            known[i] = -1
+        for encoded, item in zip(self.plans, self.layout.fields):
+            plan = <FieldPlan*>PyBytes_AS_STRING(encoded)
+            array = arrays[item.name]
+            if (
+                array.dtype.str[1:] != item.dtype
+                or cnp.PyArray_NDIM(array) != plan.num_axes
+                or not cnp.PyArray_IS_C_CONTIGUOUS(array)
+            ):
+                return False
+            for i in range(plan.num_axes):
+                axis = &plan.axes[i]
+                length = cnp.PyArray_DIM(array, i)
+                if axis.dimension < 0:
+                    if length != axis.length:
+                        return False
+                    continue
+                length -= axis.length
+                if known[axis.dimension] < 0:
+                    known[axis.dimension] = length
+                if length < 0 or known[axis.dimension] != length:
+                    return False
+            if first_outside(plan, cnp.PyArray_DATA(array), cnp.PyArray_SIZE(array)) < cnp.PyArray_SIZE(array):
+                return False
+        return True
+
     cdef int64_t write(self, dict arrays, uint8_t* target) except -1:
         # Returns the bytes written; `target` has room for `size`.
         cdef uint8_t* at = target
         cdef uint64_t count
         cdef cnp.ndarray array
-        self.layout.check(arrays)
+        if not self.fits(arrays):
+            self.layout.check(arrays)  # says what does not
+            raise StateSnapshotError(f"state of {self.layout.name} does not fit its declaration")
         for plan, item in zip(self.plans, self.layout.fields):
-            array = np.ascontiguousarray(arrays[item.name])
+            array = arrays[item.name]
             if (<FieldPlan*>PyBytes_AS_STRING(plan)).axes[0].dimension >= 0:
                 count = cnp.PyArray_DIM(array, 0)
                 memcpy(at, &count, sizeof(uint64_t))

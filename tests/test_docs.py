@@ -33,6 +33,7 @@ GUIDES = [
     "tune.md",
     "op-level.md",
     "replay.md",
+    "snapshots.md",
     "scheduler.md",
     "traces.md",
     "perf-data.md",

@@ -70,7 +70,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def encode_document(document: Any) -> bytes:
     """JSON text of a file in a snapshot: pure ASCII, so that names which are no text survive."""
-    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode("ascii")
+    # The compiled encoder writes no lines, so they are broken afterwards.
+    return msgspec.json.format(json.dumps(document, allow_nan=False).encode("ascii"), indent=1) + b"\n"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

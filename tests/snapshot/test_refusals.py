@@ -440,7 +440,13 @@ WRONG = {
     # the clock and the statistics
     "count": ("regression", field(LINEAR, "clock", 0, 63), "field clock \\(count\\): expected 64, found 63"),
     "damaged": ("regression", field(LINEAR, "clock", 2, 1), "expected statistics that need no rebuild"),
-    "accepted": ("regression", field(LINEAR, "clock", 3, 1), "field clock \\(accepted_rows\\): expected at least"),
+    "accepted": ("regression", field(LINEAR, "clock", 3, 1), "field clock \\(accepted_rows\\): expected 64 to"),
+    "accepted without end": ("regression", field(LINEAR, "clock", 3, 2**63 - 1), "\\(accepted_rows\\): expected 64 to"),
+    "observed without end": (
+        "dynamic",
+        field(DYNAMIC, "extent", 3, 2**63 - 1),
+        "\\(next_sequence\\): expected at most",
+    ),
     "age": ("regression", field(LINEAR, "clock", 4, 9), "field clock \\(age\\): expected 0, found 9"),
     "age beyond": ("threshold", field(LINEAR, "clock", 4, 10**6), "field clock \\(age\\): expected at most"),
     "verdicts": ("threshold", field(LINEAR, "clock", 5, 99), "field errors: expected 99 verdicts"),
