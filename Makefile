@@ -129,7 +129,7 @@ $(PEERS)/atheris/.ready: Makefile
 fuzz-snapshots: $(VENV)/.ready $(PEERS)/atheris/.ready
 	$(BIN)/python -m tests.snapshot.fuzz --count $(FUZZ_COUNT)
 	PYTHONPATH=.:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-	$(PEERS)/atheris/bin/python tests/snapshot/fuzz_coverage.py -runs=$(FUZZ_GUIDED) -max_len=8192
+	$(PEERS)/atheris/bin/python benchmarks/fuzz_snapshots_guided.py -runs=$(FUZZ_GUIDED) -max_len=8192
 
 # Times of saving and restoring next to the raw floor: the same files, bytes and fsyncs.
 bench-snapshots: $(VENV)/.ready

@@ -2,9 +2,9 @@
 
     python benchmarks/snapshots.py [--write-evidence]
 
-The floor of a save writes the same files with the same bytes and the same fsyncs, in the same run and directory; that of
-a native model also looks at its data. The floor of a large state is a copy of its bytes with an fsync. Rounds of both
-sides alternate and the best counts.
+The floor of a save writes the same files with the same bytes and the same fsyncs, in the same run and directory; that
+of a native model also looks at its data. The floor of a large state is a copy of its bytes with an fsync. Rounds of
+both sides alternate and the best counts.
 """
 
 import argparse

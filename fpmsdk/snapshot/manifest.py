@@ -70,8 +70,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def encode_document(document: Any) -> bytes:
     """JSON text of a file in a snapshot: pure ASCII, so that names which are no text survive."""
-    # The compiled encoder writes no lines, so they are broken afterwards.
-    return msgspec.json.format(json.dumps(document, allow_nan=False).encode("ascii"), indent=1) + b"\n"
+    text = json.dumps(document, allow_nan=False).encode("ascii")
+    try:
+        # The compiled encoder breaks no lines, and its own option for that leaves compiled code.
+        text = msgspec.json.format(text, indent=1)
+    except msgspec.DecodeError:
+        pass  # a name that is no text: one long line
+    return text + b"\n"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
