@@ -72,8 +72,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def encode_document(document: Any) -> bytes:
     """JSON text of a file in a snapshot: pure ASCII, so that names which are no text survive."""
     text = json.dumps(document, allow_nan=False).encode("ascii")
-    # The compiled encoder breaks no lines, and its own option for that leaves compiled code. A name that is no text makes
-    # one long line.
+    # The compiled encoder breaks no lines, and its own option for that leaves compiled code. A name that is no text
+    # makes one long line.
     with contextlib.suppress(msgspec.DecodeError):
         text = msgspec.json.format(text, indent=1)
     return text + b"\n"

@@ -51,6 +51,9 @@ class Target(NamedTuple):
     queries: list
     more: list
 
+    def __repr__(self):
+        return f"Target({self.name})"
+
     def fresh(self):
         """An untuned model of the kind, over the same engine."""
         kind = self.selection.kind
@@ -187,7 +190,7 @@ def field_edits(draw, target):
                 flat[place] = (
                     np.nextafter(flat[place], np.inf)
                     if array.dtype.kind == "f"
-                    else np.array(int(flat[place]) + draw(st.sampled_from((-1, 1)))).astype(array.dtype)
+                    else np.array(int(flat[place]) ^ draw(st.sampled_from((1, 2, 64)))).astype(array.dtype)
                 )
 
     with np.errstate(all="ignore"):
