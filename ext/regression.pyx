@@ -196,14 +196,14 @@ cdef class LinearStore:
         cdef dict arrays = self.arrays
         slots, sampled = saved_rows(arrays)
         taken = sampled | {
-            "features": arrays["features"][slots],
-            "target_ms": arrays["target_ms"][slots],
+            "features": np.take(arrays["features"], slots, axis=0),
+            "target_ms": np.take(arrays["target_ms"], slots),
             "errors": arrays["errors"][: self.clock[NUM_ERRORS]].copy(),
         }
         return {name: taken[name] if name in taken else array.copy() for name, array in arrays.items()}
 
     def restore(self, dict saved):
-        """Take over saved arrays of the declared types.
+        """Take over saved arrays of the declared types; they belong to the store from then on.
 
         Raises
         ------
@@ -219,8 +219,8 @@ cdef class LinearStore:
             raise wrong_state(
                 "errors", f"{saved['clock'][NUM_ERRORS]} verdicts, at most {self.settings.window}", num_errors
             )
-        rows = max(total + 1, self.row_capacity)
-        self.arrays = self.layout.grow(saved, rows=rows, buckets=rows)
+        # Full arrays are grown before anything is added to them; empty ones would leave nothing to point at.
+        self.arrays = saved if total else self.layout.grow(saved, rows=self.row_capacity, buckets=self.row_capacity)
         self.bind()
         self.sampler.check_restored()
         check_rows(self)

@@ -37,6 +37,7 @@ cdef struct AxisPlan:
 
 cdef struct FieldPlan:
     int type
+    int numpy_type
     int64_t item_bytes
     int num_axes
     AxisPlan axes[MAX_SHAPE_AXES]
@@ -69,6 +70,7 @@ cdef class LayoutCodec:
         self.dimensions = {}
         for item in layout.fields:
             plan.type, plan.item_bytes = TYPES[item.dtype]
+            plan.numpy_type = np.dtype(item.dtype).num
             plan.num_axes = len(item.shape)
             for i, axis in enumerate(item.shape):
                 if isinstance(axis, int):
@@ -112,7 +114,7 @@ cdef class LayoutCodec:
             plan = <FieldPlan*>PyBytes_AS_STRING(encoded)
             array = arrays[item.name]
             if (
-                array.dtype.str[1:] != item.dtype
+                cnp.PyArray_TYPE(array) != plan.numpy_type
                 or cnp.PyArray_NDIM(array) != plan.num_axes
                 or not cnp.PyArray_IS_C_CONTIGUOUS(array)
             ):

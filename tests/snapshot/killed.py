@@ -45,16 +45,15 @@ class HalfWritten:
 
     def write(self, content):
         self._file.write(content[: len(content) // 2])
-        self._file.flush()
         kill()
 
 
 def half_written(number):
     opened = []
 
-    def open_file(*given):
+    def open_file(*given, **named):
         opened.append(given)
-        file = open(*given)  # noqa: SIM115
+        file = open(*given, **named)  # noqa: SIM115
         return HalfWritten(file) if len(opened) == number + 1 else file
 
     return open_file
