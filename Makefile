@@ -133,7 +133,7 @@ fuzz-snapshots: $(VENV)/.ready $(PEERS)/atheris/.ready
 
 # Times of saving and restoring next to the raw floor: the same files, bytes and fsyncs.
 bench-snapshots: $(VENV)/.ready
-	$(BIN)/python benchmarks/snapshots.py $(EVIDENCE)
+	$(BIN)/python -m benchmarks.snapshots $(EVIDENCE)
 
 # The public performance databases, as data: both generations, never imported.
 DATA_WHEELS := aisimulate==0.13.0.dev202610270000000085 aiconfigurator-core==0.12.0

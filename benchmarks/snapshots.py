@@ -1,6 +1,6 @@
 """Times of saving and restoring, next to the raw floor; exits with 1 when a bound is missed.
 
-    python benchmarks/snapshots.py [--write-evidence]
+    python -m benchmarks.snapshots [--write-evidence]
 
 The floor of a save writes the same files with the same bytes and the same fsyncs, in the same run and directory; that
 of a native model also looks at its data. The floor of a large state is a copy of its bytes with an fsync. Rounds of
@@ -150,23 +150,30 @@ def measure_native(folder: Path, ballast_mb: int) -> dict[str, float]:
     }
 
 
+def iteration(num_prefill: int, tokens: int, kv: int, num_decode: int, past: int, wall: float) -> dict[str, Any]:
+    scheduled = {
+        "num_prefill_requests": num_prefill,
+        "sum_prefill_tokens": tokens,
+        "sum_prefill_kv_tokens": kv,
+        "num_decode_requests": num_decode,
+        "sum_decode_kv_tokens": past,
+    }
+    return {"wall_time": wall, "scheduled_requests": scheduled}
+
+
 def measure_large(folder: Path, rows: int) -> dict[str, float]:
     """A state of many rows against a copy of its bytes with an fsync."""
     sampling = {"max_observations": rows}
-    config = sample.MODEL | {"worker_type": "decode", "estimator_config": {"fpm_regression": {"sampling": sampling}}}
+    config = sample.MODEL | {"estimator_config": {"fpm_regression": {"sampling": sampling}}}
     numbers = np.random.default_rng(7)
-    requests = numbers.integers(1, 256, rows)
-    frames = [
-        {
-            "wall_time": float(wall),
-            "scheduled_requests": {"num_decode_requests": int(count), "sum_decode_kv_tokens": int(kv)},
-        }
-        for count, kv, wall in zip(
-            requests, requests * numbers.integers(16, 4096, rows), numbers.uniform(0.005, 0.05, rows), strict=True
-        )
-    ]
     model = ForwardPassPerfModel.best_available(config)
-    model.tune_with_fpms(FpmBatch.from_dicts([[frame] for frame in frames]))
+    for prefill, decode in ((0, 1), (1, 0), (1, 1)):  # a store for each kind of work
+        tokens, kv = numbers.integers(1, 8192, (2, rows)) * prefill
+        requests = numbers.integers(1, 256, rows) * decode
+        past = requests * numbers.integers(16, 4096, rows)
+        wall = numbers.uniform(0.005, 0.05, rows)
+        columns = (tokens.tolist(), kv.tolist(), requests.tolist(), past.tolist(), wall.tolist())
+        model.tune_with_fpms(FpmBatch.from_dicts([[iteration(prefill, *row)] for row in zip(*columns, strict=True)]))
     pinned = model.save_state_snapshot(folder / "large")
     state = (folder / "large" / "state.bin").read_bytes()
 
@@ -219,7 +226,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write-evidence", action="store_true")
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--rows", type=int, default=200_000, help="rows of the large state")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows of each store of the large state")
     parser.add_argument("--ballast-mb", type=int, default=256, help="size of the data of the native model")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=os.environ.get("FPMSDK_BENCH_DIR")) as name:
