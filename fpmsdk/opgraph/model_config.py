@@ -53,6 +53,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     `windowed_layers` attend to `attention_window` tokens, the others to all.
     `quantization` holds the checkpoint's `quantization_config`, `sidecar` the `quantization` part of its
     `hf_quant_config.json`; both empty when absent.
+
+    Sizes are counts of elements, layers or heads; `context_length` is in tokens. Made by `read_model_config`.
+    Source: op-level.md section 4.1.
+
+    >>> shape = {"num_layers": 2, "hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "head_size": 64}
+    >>> shape |= {"inter_size": 512, "vocab_size": 1024, "context_length": 4096}
+    >>> ModelConfig(name="m", architecture="LlamaForCausalLM", family="llama", **shape).num_experts
+    0
     """
 
     name: str
@@ -100,10 +108,22 @@ def read_model_config(model: str, search: Sequence[str | Path] = ()) -> ModelCon
     search: directories of bundled configurations (`organisation--model_config.json`) to look into first, then
         those of the installed data packages.
 
+    Returns
+    -------
+    The shape of the language model; weights are never read.
+
     Raises
     ------
     ModelConfigError: unreadable, or with missing, null, ill-typed or contradictory fields; all of them listed.
     UnsupportedModelError: unknown name, or an architecture without a graph; the nearest known ones are named.
+
+    Source: op-level.md section 4.1.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.tiny import write_checkpoint
+    >>> model = read_model_config(write_checkpoint(tempfile.mkdtemp()))
+    >>> model.architecture, model.num_layers, model.num_heads, model.head_size
+    ('LlamaForCausalLM', 4, 8, 64)
     """
     path, sidecar_path = _find(model, search)
     config = _read_object(path)
