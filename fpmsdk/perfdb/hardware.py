@@ -28,6 +28,14 @@ class SystemSpec:
 
     `tc_flops` maps the compute dtypes bf16, int8, fp8 and fp4 to FLOP/s and holds only supported ones.
     Source: op-level.md section 1.1.
+
+    >>> import tempfile
+    >>> from fpmsdk.perfdb import open_root
+    >>> from fpmsdk.sample.tiny import write_systems
+    >>> root = open_root(write_systems(tempfile.mkdtemp()))
+    >>> spec = root.spec("tiny_gpu")
+    >>> spec.mem_bw_bytes_per_s, spec.tc_flops["bf16"], spec.gpus_per_node
+    (1000000000000.0, 100000000000000.0, 8)
     """
 
     name: str
@@ -53,7 +61,17 @@ class SystemSpec:
     oneccl_version: str | None
 
     def p2p_bandwidth(self, gpus: int) -> float:
-        """Return the point-to-point bandwidth in bytes/s inside a group of `gpus` GPUs."""
+        """Return the point-to-point bandwidth in bytes/s inside a group of `gpus` GPUs.
+
+        Source: op-level.md section 3.4.
+
+        >>> import tempfile
+        >>> from fpmsdk.perfdb import open_root
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> root.spec("tiny_gpu").p2p_bandwidth(8), root.spec("tiny_gpu").p2p_bandwidth(16)
+        (450000000000.0, 50000000000.0)
+        """
         if gpus <= self.gpus_per_node:
             return self.intra_node_bw_bytes_per_s
         if self.gpus_per_rack is None or gpus <= self.gpus_per_rack or self.inter_rack_bw_bytes_per_s is None:
