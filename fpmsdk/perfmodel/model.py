@@ -833,7 +833,14 @@ class ForwardPassPerfModel:
         raise self._needs("save_online_checkpoint", "an online fpm_learned estimator")
 
     def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
-        """Save what tuning has learned."""
+        """Save what tuning has learned.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> ForwardPassPerfModel.best_available(MODEL).save_state_snapshot("saved")
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.MissingCapabilityError: this release cannot save state snapshots (save_state_snapshot)
+        """
         raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
 
     def _needs(self, query: str, needed: str) -> UnsupportedQueryError:
@@ -841,7 +848,13 @@ class ForwardPassPerfModel:
 
 
 def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
-    """Identity and readiness of a saved state, without loading the model."""
+    """Identity and readiness of a saved state, without loading the model.
+
+    >>> inspect_state_snapshot("saved")
+    Traceback (most recent call last):
+        ...
+    fpmsdk.errors.MissingCapabilityError: this release cannot read state snapshots (inspect_state_snapshot)
+    """
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
 
 
