@@ -218,17 +218,33 @@ def _infeasible(
         return _RankMemory.of(model, larger, spec, system, request).budget(capacity, request) > 0
 
     smallest = _smallest_tp(model, deployment, fits)
-    advice = (
-        "no tensor-parallel size of the model fits; raise the fraction, lower max_num_tokens or use larger GPUs"
-        if smallest is None
-        else f"the smallest tensor-parallel size that fits is {smallest}"
-    )
-    return InfeasibleMemoryError(
-        f"{model.name} at tp {deployment.tp} leaves no memory for the KV cache: one rank needs {needed} bytes, "
-        f"{available} are available; {advice}",
+    return does_not_fit(
+        f"{model.name} at tp {deployment.tp} leaves no memory for the KV cache: one rank needs",
         needed,
         available,
         smallest,
+        "no tensor-parallel size of the model fits; raise the fraction, lower max_num_tokens or use larger GPUs",
+    )
+
+
+def does_not_fit(
+    what: str,
+    needed_bytes: int,
+    available_bytes: int,
+    smallest_tp: int | None,
+    no_size: str = "no tensor-parallel size fits",
+) -> InfeasibleMemoryError:
+    """The error for a rank without room; `what` says of what, and ends where the bytes that it needs follow.
+
+    >>> str(does_not_fit("m at tp 1 does not fit: weights need", 20, 16, 2))
+    'm at tp 1 does not fit: weights need 20 bytes, 16 are available; the smallest tensor-parallel size that fits is 2'
+    """
+    advice = no_size if smallest_tp is None else f"the smallest tensor-parallel size that fits is {smallest_tp}"
+    return InfeasibleMemoryError(
+        f"{what} {needed_bytes} bytes, {available_bytes} are available; {advice}",
+        needed_bytes,
+        available_bytes,
+        smallest_tp,
     )
 
 
@@ -250,14 +266,8 @@ def require_weights_fit(model: ModelConfig, deployment: Deployment, spec: Engine
     smallest = _smallest_tp(
         model, deployment, lambda larger, graph: weight_bytes(model, larger, graph) < capacity_bytes
     )
-    size = "no tensor-parallel size fits" if smallest is None else f"the smallest tensor-parallel size is {smallest}"
-    raise InfeasibleMemoryError(
-        f"{model.name} at tp {deployment.tp} does not fit: the weights of one rank need {int(weights)} bytes, "
-        f"{capacity_bytes} are available; {size}",
-        int(weights),
-        capacity_bytes,
-        smallest,
-    )
+    what = f"{model.name} at tp {deployment.tp} does not fit: the weights of one rank need"
+    raise does_not_fit(what, int(weights), capacity_bytes, smallest)
 
 
 def _smallest_tp(

@@ -4,7 +4,6 @@ Reads the language model only, towers of multimodal checkpoints excluded. How th
 interpreted in `precision.py`. Source: op-level.md section 4.1.
 """
 
-import importlib.util
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from fpmsdk.config.systems import DATA_PACKAGES, directories_in_package
 from fpmsdk.errors import ModelConfigError, UnsupportedModelError
 from fpmsdk.files import is_git_lfs_pointer
 from fpmsdk.opgraph.architectures import (
@@ -31,8 +31,7 @@ from fpmsdk.opgraph.architectures import (
 from fpmsdk.opgraph.config_fields import Fields
 from fpmsdk.opgraph.layer_groups import LayerGroup, read_layer_groups
 
-# Data packages that bundle checkpoint configurations, the preferred one first.
-DATA_PACKAGES = ("aiconfigurator_core", "aisimulate_core")
+# Where data packages bundle checkpoint configurations.
 BUNDLE = "model_configs"
 
 # Alternative spellings of one field, in the order in which they are looked up.
@@ -186,11 +185,10 @@ def _unknown_model(model: str, known: list[str]) -> UnsupportedModelError:
 
 def _bundles(search: Sequence[str | Path]) -> list[Path]:
     """Existing folders of bundled configurations; the packages are located but not imported."""
-    folders = [Path(folder) for folder in search]
-    for package in DATA_PACKAGES:
-        spec = importlib.util.find_spec(package)
-        folders += [Path(place) / BUNDLE for place in (spec and spec.submodule_search_locations) or ()]
-    return [folder for folder in folders if folder.is_dir()]
+    folders = [Path(folder) for folder in search if Path(folder).is_dir()]
+    for package in DATA_PACKAGES.values():
+        folders += map(Path, directories_in_package(package, BUNDLE))
+    return folders
 
 
 def _read_object(path: Path) -> dict[str, Any]:
