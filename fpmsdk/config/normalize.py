@@ -103,6 +103,8 @@ def check_config(config: ConfigInput) -> dict[str, Any]:
     `auto`, and non-finite feature weights are floats: use it to read fields, `normalize_config` to store or
     send them.
 
+    Source: fpm-model.md section 3.3.
+
     Example
     -------
     >>> check_config({"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"})["estimation_mode"]

@@ -46,6 +46,8 @@ def directories_in_package(package: str, name: str) -> list[str]:
 def packaged_systems_root() -> str | None:
     """Return the systems root of the first data package that is installed, or None when there is none.
 
+    Source: clients.md section 2.2.
+
     Example
     -------
     >>> packaged_systems_root() in (None, *installed_systems_roots().values())

@@ -29,6 +29,12 @@ Scenario = Mapping[str, Any]
 def vllm_version(document: Mapping[str, Any]) -> tuple[int, int]:
     """Return (major, minor) of the vLLM that made a recording, from its note.
 
+    Raises
+    ------
+    TraceError: the note names none.
+
+    Source: vllm-facts.md section 1.5.
+
     >>> vllm_version({"note": "Per-step decisions of the real vLLM 0.28.0 (CPU build) V1 scheduler"})
     (0, 28)
     """
@@ -170,6 +176,10 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
 def scenario_differences(scenario: Scenario, version: tuple[int, int]) -> list[str]:
     """Return one line per recorded field of a step that the compiled rank does not reproduce.
 
+    Parameters: `scenario`, an entry of a recording; `version`, (major, minor) of the vLLM that made it.
+
+    Source: vllm-facts.md sections 1 to 3.
+
     >>> engine = {"enable_prefix_caching": False, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
     >>> request = {"id": "r", "step": 0, "prompt": 40, "output": 2, "seed": 1}
     >>> scenario = {"engine": engine, "requests": [request], "num_blocks": 9, "block_size": 16}
@@ -196,6 +206,10 @@ def scenario_differences(scenario: Scenario, version: tuple[int, int]) -> list[s
 
 def first_difference(scenario: Scenario, version: tuple[int, int]) -> str | None:
     """Return in words what differs in the first step that the compiled rank does not reproduce; None for nothing.
+
+    Parameters: `scenario`, an entry of a recording; `version`, (major, minor) of the vLLM that made it.
+
+    Source: vllm-facts.md sections 1 to 3.
 
     >>> engine = {"enable_prefix_caching": False, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
     >>> request = {"id": "r", "step": 0, "prompt": 40, "output": 2, "seed": 1}

@@ -110,6 +110,8 @@ class EngineLaunchConfig:
 
     `startup_time` is in seconds, `cuda_graph_reserved_bytes` is local to a rank.
 
+    Source: engine-and-replay.md section 1.1.
+
     >>> launch = EngineLaunchConfig.from_mapping({"engine": {"max_num_seqs": 8}, "dp_size": 2})
     >>> launch.engine.max_num_seqs, launch.engine.block_size, launch.dp_size
     (8, 64, 2)

@@ -130,6 +130,8 @@ class FpmStream:
     ----------
     path: a recorder file, compressed if its name ends in `.gz`.
 
+    Source: clients.md section 4.
+
     Example
     -------
     >>> import pathlib, tempfile
@@ -210,6 +212,8 @@ def group_ranks(frames: Iterable[bytes], attention_dp: int) -> list[list[Forward
     ------
     MetricsError: a rank outside 0..attention_dp-1, a rank that reports one iteration twice, or an iteration that
         stays incomplete while later ones are reported.
+
+    Source: clients.md section 4.
 
     Example
     -------

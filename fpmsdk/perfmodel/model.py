@@ -40,6 +40,8 @@ class ForwardPassPerfModel:
     Built by `best_available`. Any number of threads may estimate while one tunes: every answer equals the answer after
     some prefix of the tuning calls. Models are neither pickled nor copied.
 
+    Source: fpm-model.md sections 1 and 2; clients.md section 2.1.
+
     Example
     -------
     >>> model = ForwardPassPerfModel.best_available(

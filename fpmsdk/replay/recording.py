@@ -28,6 +28,8 @@ class RecordedPasses:
     are not applied again. A replay that has more or fewer passes ends in a `ReplayError`, and with a stream that was
     exported by a replay also one in which a pass does other work than the recorded one.
 
+    Source: engine-and-replay.md section 5.8.
+
     Example
     -------
     >>> from fpmsdk import Trace, replay_trace

@@ -71,6 +71,8 @@ def _shapes(
 class StateLayout(NamedTuple):
     """The ordered fields of one estimator's state.
 
+    Source: fpm-model.md section 7.
+
     Example
     -------
     >>> layout = StateLayout("example", 1, (StateField("ratio", "f8", ("rows",), "observed / native"),))
