@@ -154,33 +154,27 @@ class ForwardPassPerfModel:
     def estimate_cache_budget(
         config: "ForwardPassPerfModelConfig | Mapping[str, Any]", budget: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """KV-cache budget of the deployment that a configuration selects from its profile, for one rank.
+        """KV-cache budget of the deployment that a configuration selects from its profile.
 
-        Parameters
-        ----------
-        config: as `best_available`; needs `fpm_profile`.
-        budget: `total_gpu_capacity_bytes`, `memory_fraction_kind` and `memory_fraction_value`, and the limits of the
-            scheduler, `max_num_tokens` and `max_batch_size`.
-
-        Returns
-        -------
-        `total_kv_size_bytes`, `total_kv_size_tokens`, `kv_size_per_token_bytes`, `memory_breakdown` in bytes, and
-        what they follow from.
-
-        Raises
-        ------
-        InfeasibleMemoryError: nothing is left for the cache.
-        ConfigError: no profile, no such deployment in it, or a malformed budget.
-
+        Parameters: `budget`, bytes of the GPU, memory fraction and scheduler limits, as
+        `fpmsdk.launch.cache_budget.estimate_cache_budget` names them.
+        Returns: bytes and, of a linear cache, tokens that are left, and what one request takes of them.
+        Raises: `ConfigError` for a request that the profile does not support, `InfeasibleMemoryError` when nothing is
+        left; it tells the bytes and the smallest tp that fits.
         Source: fpm-interpolation.md section 7.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> budget = {"total_gpu_capacity_bytes": 16_000_000_000, "max_num_tokens": 2048, "max_batch_size": 64}
-        >>> budget |= {"memory_fraction_kind": "of_total", "memory_fraction_value": 0.5}
-        >>> left = ForwardPassPerfModel.estimate_cache_budget(whole_forward_config(tempfile.mkdtemp()), budget)
-        >>> left["memory_breakdown"]["weights_bytes"], left["total_kv_size_bytes"]
-        (20000000, 7470000000)
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = forward_config(folder)
+        ...     config["fpm_profile"]["deployments"][0]["resources"] |= {
+        ...         "weights_bytes": 600, "activations_bytes": 100,
+        ...         "runtime_overhead_bytes": 0, "comm_overhead_bytes": 0}
+        ...     budget = ForwardPassPerfModel.estimate_cache_budget(config, {
+        ...         "total_gpu_capacity_bytes": 10_000_000, "memory_fraction_kind": "of_total",
+        ...         "memory_fraction_value": 0.9, "max_num_tokens": 512, "max_batch_size": 16})
+        >>> budget["total_kv_size_bytes"], budget["total_kv_size_tokens"]
+        (8999300, 4394)
         """
         from fpmsdk.launch.cache_budget import estimate_cache_budget
 
@@ -234,11 +228,11 @@ class ForwardPassPerfModel:
         Source: fpm-model.md section 5.3.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> decode = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens": 1000}}
-        >>> model.estimate_forward_pass_time_ms(decode), model.estimate_forward_pass_time_ms([decode, {}])
-        (3.2, 3.2)
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> [round(model.estimate_forward_pass_time_ms(metrics), 3) for metrics in (decode, [decode, {}], {})]
+        [5.221, 5.221, 0.0]
         """
         return self._estimator.serving.estimate_iteration(metrics, _decode_frame)
 
@@ -256,11 +250,11 @@ class ForwardPassPerfModel:
         Source: fpm-model.md section 5.3.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> decode = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens": 1000}}
-        >>> model.estimate_many([decode, {}]).tolist()
-        [3.2, 0.0]
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> model.estimate_many([decode, {}]).round(3).tolist()
+        [5.221, 0.0]
         """
         columns = _columns(batch)
         if columns is None:
@@ -275,42 +269,34 @@ class ForwardPassPerfModel:
         Source: engine-and-replay.md section 4.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
         >>> from fpmsdk import Trace, replay_trace
-        >>> trace = Trace.from_arrays([0.0], prompt_tokens=[500], output_tokens=[1])
-        >>> replay_trace(trace, timing=model.timing_model()).summary["mean_ttft_ms"]
-        4.0
+        >>> trace = Trace.from_arrays([0.0], prompt_tokens=[128], output_tokens=[1])
+        >>> round(replay_trace(trace, timing=model.timing_model()).summary["mean_ttft_ms"], 3)
+        15.222
         """
         from fpmsdk._ext.pricing import FpmTiming
 
         return FpmTiming(self._estimator.serving)
 
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
-        """The estimate with its parts.
+        """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`.
 
-        Parameters
-        ----------
-        metrics: as `estimate_forward_pass_time_ms`.
-
-        Returns
-        -------
-        `latency_ms`, `native_latency_ms` (before correction), `correction_factor`, `max_rank` (position of the slowest
-        rank), and in `ranks` the lookups of each rank of a whole-forward model.
-
-        Raises
-        ------
-        As `estimate_forward_pass_time_ms`.
-
-        Source: fpm-model.md section 2.3.
+        Ranks of strict whole-forward lookups tell the parts of a pass, in ms, and their `queries`: how each was
+        resolved, and the measured points behind it with their weights. Source: fpm-interpolation.md section 4.4.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> decode = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens": 1000}}
-        >>> detailed = model.estimate_forward_pass_detailed(decode)
-        >>> detailed["native_latency_ms"], detailed["correction_factor"], detailed["ranks"][0]["decode_ms"]
-        (3.2, 1.0, 3.2)
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> mixed = {"num_prefill_requests": 1, "sum_prefill_tokens": 100,
+        ...          "num_decode_requests": 2, "sum_decode_kv_tokens": 300}
+        >>> (rank,) = model.estimate_forward_pass_detailed({"scheduled_requests": mixed})["ranks"]
+        >>> [query["resolution"] for query in rank["queries"]]
+        ['within_curve_interpolation', 'within_curve_interpolation', 'exact_lookup']
+        >>> rank["latency_ms"] == rank["prefill_ms"] + rank["marginal_decode_ms"]
+        True
         """
         return self._kind.detailed(metrics, _decode_frame)
 
@@ -336,12 +322,16 @@ class ForwardPassPerfModel:
         PerfDataNotAvailableError: the iteration is not covered; the message says which points to measure.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> decode = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens": 1000}}
-        >>> (lookup,) = model.explain(decode)["ranks"][0]["lookups"]
-        >>> lookup["resolution"], [anchor["latency_ms"] for anchor in lookup["anchors"]]
-        ('exact_lookup', [3.2])
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> prefill = {"num_prefill_requests": 1, "sum_prefill_tokens": 100}
+        >>> explained = model.explain({"scheduled_requests": prefill})
+        >>> explained["in_domain"], round(explained["expected_error"], 2)
+        (True, 0.05)
+        >>> (lookup,) = explained["ranks"][0]["lookups"]
+        >>> [(anchor["coordinates"]["total_prefill_tokens"], anchor["weight"]) for anchor in lookup["anchors"]]
+        [(64.0, 0.4375), (128.0, 0.5625)]
         """
         return self._kind.explain(metrics, _decode_frame)
 
@@ -365,12 +355,12 @@ class ForwardPassPerfModel:
         Source: fpm-model.md section 5.4.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> decode = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens": 1000}}
-        >>> model.tune_with_fpms([[decode | {"wall_time": 0.0048}]] * 5)
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> model.tune_with_fpms([[decode | {"wall_time": 0.008}]] * 5)
         >>> round(model.estimate_forward_pass_time_ms(decode), 3)
-        4.8
+        8.0
         """
         source: IterationSource | None = _columns(iterations)
         if source is None:
@@ -493,10 +483,11 @@ class ForwardPassPerfModel:
         Source: fpm-model.md section 6.6.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> decode = {"scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens": 1000}}
-        >>> model.tune_with_fpms([[decode | {"wall_time": 0.0048}]] * 5)
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> observed_s = 1.5 * model.estimate_forward_pass_time_ms(decode) / 1000
+        >>> model.tune_with_fpms([[decode | {"wall_time": observed_s}]] * 5)
         >>> round(model.get_max_correction_factor(), 3)
         1.5
         """
@@ -523,13 +514,15 @@ class ForwardPassPerfModel:
         Source: fpm-interpolation.md section 8.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> config = whole_forward_config(tempfile.mkdtemp())
-        >>> config["estimator_config"]["fpm_interpolation"]["collect_coverage"] = True
-        >>> model = ForwardPassPerfModel.best_available(config)
-        >>> _ = model.predict_decode_latency_total(2, 1000)
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = forward_config(folder)
+        ...     config["estimator_config"]["fpm_interpolation"]["collect_coverage"] = True
+        ...     model = ForwardPassPerfModel.best_available(config | {"fallback_policy": "deny"})
+        >>> for kv_tokens in (64, 100):
+        ...     _ = model.predict_decode_latency_total(1, kv_tokens)
         >>> model.fpm_query_coverage()["queries"]
-        {'measured': 1, 'interpolated': 0, 'unsupported': 0}
+        {'measured': 1, 'interpolated': 1, 'unsupported': 0}
         """
         return self._kind.query_coverage()
 
@@ -594,10 +587,10 @@ class ForwardPassPerfModel:
         Source: fpm-model.md section 2.1.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> model.static_phase_latency(batch_size=1, input_tokens=500, output_tokens=2, prefill=True)
-        4.0
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.static_phase_latency(batch_size=1, input_tokens=128, output_tokens=2, prefill=True), 3)
+        15.222
         """
         return self._kind.static_phase_latency(batch_size, input_tokens, output_tokens, prefill=prefill)
 
@@ -641,10 +634,10 @@ class ForwardPassPerfModel:
         As `static_phase_latency`.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> model.predict_prefill_latency(bs=2, isl=500)
-        6.0
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_prefill_latency(bs=2, isl=128), 3)
+        23.766
         """
         return self._kind.prefill_latency(bs, isl, prefix)
 
@@ -665,10 +658,10 @@ class ForwardPassPerfModel:
         As `static_phase_latency`.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> model.predict_prefill_latency_total(batch_size=2, total_prefill_tokens=1000, total_kv_read_tokens=0)
-        6.0
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_prefill_latency_total(2, total_prefill_tokens=256, total_kv_read_tokens=0), 3)
+        23.766
         """
         return self._kind.prefill_latency_total(batch_size, total_prefill_tokens, total_kv_read_tokens)
 
@@ -680,28 +673,25 @@ class ForwardPassPerfModel:
         As `static_phase_latency`.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> model.predict_decode_latency_total(batch_size=2, total_past_kv_tokens=1000)
-        3.2
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_decode_latency_total(batch_size=2, total_past_kv_tokens=300), 3)
+        5.548
         """
         return self._kind.decode_latency_total(batch_size, total_past_kv_tokens)
 
     def predict_decode_latency(self, bs: int, context_length: int, *, verify_width: int = 1) -> float:
         """Uncorrected latency in ms of one decode step of `bs` tokens, `context_length` cached ones per request.
 
-        With a `verify_width` above 1 each request verifies that many of the `bs` tokens.
-
-        Raises
-        ------
-        UnsupportedQueryError: not a whole-forward model.
-        Otherwise as `static_phase_latency`.
+        With a `verify_width` above 1 each request verifies that many of the `bs` tokens. Whole-forward models only.
+        Raises: as `static_phase_latency`.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> model.predict_decode_latency(bs=2, context_length=500)
-        3.2
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> model.predict_decode_latency(2, 150) == model.predict_decode_latency_total(2, 300)
+        True
         """
         return self._kind.decode_latency(bs, context_length, verify_width)
 
@@ -715,50 +705,46 @@ class ForwardPassPerfModel:
         ctx_tokens, gen_requests: prompt tokens computed in the step, and decoding requests beside them.
         isl, osl, prefix: prompt length, answer length and cached prompt tokens of the requests.
 
-        Source: fpm-interpolation.md section 3.7.
-
         Raises
         ------
-        As `predict_decode_latency`.
+        As `static_phase_latency`.
+
+        Source: fpm-interpolation.md section 3.7.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> step = model.mixed_step_breakdown(ctx_tokens=500, gen_requests=2, isl=500, osl=100)
-        >>> [round(part_ms, 3) for part_ms in step]
-        [4.227, 4.008, 0.0, 0.219]
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> total, prefill_ms, _, marginal_ms = model.mixed_step_breakdown(100, 2, isl=100, osl=20)
+        >>> total == prefill_ms + marginal_ms
+        True
         """
         return self._kind.mixed_step(ctx_tokens, gen_requests, isl, osl, prefix)
 
     def decode_step_latency(self, gen_requests: int, isl: int, osl: int) -> float:
         """Uncorrected latency in ms of one step in which requests half-way through their answer decode a token.
 
-        Raises
-        ------
-        As `predict_decode_latency`.
-
-        Source: fpm-interpolation.md section 3.7.
+        Parameters: `gen_requests`, requests that decode; `isl` and `osl`, their prompt and answer length in tokens.
+        Raises: as `static_phase_latency`.
 
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
-        >>> round(model.decode_step_latency(gen_requests=2, isl=450, osl=100), 4)
-        3.2004
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> model.decode_step_latency(2, 100, 20) == model.predict_decode_latency_total(2, 2 * (100 + 10 + 1))
+        True
         """
         return self._kind.mixed_step(0, gen_requests, isl, osl, 0)[0]
 
     def fpm_decode_kv_ceiling(self) -> int | None:
         """Largest measured decode KV total in tokens; None for op-level models, which extrapolate.
 
-        Raises
-        ------
-        UnsupportedQueryError: not a native model.
-
         >>> import tempfile
-        >>> from fpmsdk.sample.tiny import whole_forward_config
-        >>> model = ForwardPassPerfModel.best_available(whole_forward_config(tempfile.mkdtemp()))
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
         >>> model.fpm_decode_kv_ceiling()
-        8000
+        32736
         """
         return self._kind.decode_kv_ceiling()
 
