@@ -172,6 +172,7 @@ class RankMemory(NamedTuple):
     def of(
         cls, model: ModelConfig, deployment: Deployment, spec: EngineSpec, system: SystemMemory, max_num_tokens: int
     ) -> "RankMemory":
+        """The memory of a rank that computes up to `max_num_tokens` tokens in one pass."""
         weights = weight_bytes(model, deployment, spec)
         activations = _activation_bytes(model, deployment, max_num_tokens)
         comm = system.comm_bytes.get(min(deployment.tp, _LARGEST_MEASURED_TP))
