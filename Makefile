@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data test-browser test-planner conformance record-conformance truth lint bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz clean
+.PHONY: demo test test-data test-browser test-planner conformance record-conformance truth lint bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -148,6 +148,17 @@ test-planner: $(PEERS)/planner/.ready $(PEERS)/data/.ready
 	site=$$($(PEERS)/data/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	FPMSDK_TEST_SYSTEMS_013=$$site/aisimulate_core/systems \
 	$(PEERS)/planner/bin/python -m pytest --noconftest -c /dev/null -q -W ignore tests/planner/test_vectors.py
+
+# Capacity searches of the same Planner over the peer's model and over ours.
+$(PEERS)/planner-peer/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/planner-peer
+	$(PEERS)/planner-peer/bin/pip install --quiet --pre --no-deps --only-binary :all: $(REPLAY_PEERS)
+	$(PEERS)/planner-peer/bin/pip install --quiet pyarrow packaging $(PLANNER_NEEDS)
+	touch $@
+
+compare-planner: $(PEERS)/planner-peer/.ready
+	$(call install,$(PEERS)/planner-peer)
+	$(PEERS)/planner-peer/bin/python benchmarks/compare/planner.py $(EVIDENCE)
 
 clean:
 	rm -rf build dist *.egg-info fpmsdk/_ext/*.so $(VENV)
