@@ -69,6 +69,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         """Expert-parallel size, 1 when not given."""
         return self.moe_ep_size or 1
 
+    @property
+    def verify_width(self) -> int:
+        """Tokens that a decode step verifies for each request: the next one and those that were speculated."""
+        if self.speculation is not None and self.speculation["kind"] == "ngram":
+            return int(self.speculation["params"]["num_speculative_tokens"]) + 1
+        return self.nextn + 1
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **facts: Any) -> "Deployment":
         """The deployment of a canonical configuration.

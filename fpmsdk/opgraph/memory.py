@@ -136,7 +136,7 @@ def estimate_kv_cache(
     capacity = system.capacity_bytes if request.capacity_bytes is None else request.capacity_bytes
     if capacity <= 0:
         raise ConfigError(f"the GPU capacity must be positive, found {capacity}", "capacity_bytes")
-    rank = _RankMemory.of(model, deployment, spec, system, request)
+    rank = RankMemory.of(model, deployment, spec, system, request.max_num_tokens)
     if rank.budget(capacity, request) <= 0:
         raise _infeasible(model, deployment, system, request, capacity, rank)
     precision, tp = spec.precision, deployment.tp
@@ -159,7 +159,7 @@ def estimate_kv_cache(
     )
 
 
-class _RankMemory(NamedTuple):
+class RankMemory(NamedTuple):
     """Bytes of one rank that are not cache, by the rules of its backend."""
 
     backend: str
@@ -170,10 +170,11 @@ class _RankMemory(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: ModelConfig, deployment: Deployment, spec: EngineSpec, system: SystemMemory, request: MemoryRequest
-    ) -> "_RankMemory":
+        cls, model: ModelConfig, deployment: Deployment, spec: EngineSpec, system: SystemMemory, max_num_tokens: int
+    ) -> "RankMemory":
+        """The memory of a rank that computes up to `max_num_tokens` tokens in one pass."""
         weights = weight_bytes(model, deployment, spec)
-        activations = _activation_bytes(model, deployment, request.max_num_tokens)
+        activations = _activation_bytes(model, deployment, max_num_tokens)
         comm = system.comm_bytes.get(min(deployment.tp, _LARGEST_MEASURED_TP))
         if comm is None:
             raise UnsupportedModelError(
@@ -208,14 +209,14 @@ def _infeasible(
     system: SystemMemory,
     request: MemoryRequest,
     capacity: int,
-    rank: _RankMemory,
+    rank: RankMemory,
 ) -> InfeasibleMemoryError:
     of_free = FRACTION_KINDS[deployment.backend] == "of_free"
     available = capacity if of_free else math.floor(capacity * request.memory_fraction_value)
     needed = rank.needed(request)
 
     def fits(larger: Deployment, spec: EngineSpec) -> bool:
-        return _RankMemory.of(model, larger, spec, system, request).budget(capacity, request) > 0
+        return RankMemory.of(model, larger, spec, system, request.max_num_tokens).budget(capacity, request) > 0
 
     smallest = _smallest_tp(model, deployment, fits)
     return does_not_fit(

@@ -17,7 +17,7 @@ from fpmsdk.opgraph.llama import llama_ops
 from fpmsdk.opgraph.model_config import ModelConfig
 from fpmsdk.opgraph.moe import moe_ops
 from fpmsdk.opgraph.nas import nas_ops
-from fpmsdk.opgraph.ops import Op
+from fpmsdk.opgraph.ops import GenerationAttention, Op
 from fpmsdk.opgraph.parallelism import check_parallelism
 from fpmsdk.opgraph.phase import LaneOrder, Phase
 from fpmsdk.opgraph.precision import Precision, infer_precision
@@ -131,8 +131,22 @@ def build_graph(model: ModelConfig, deployment: Deployment, lanes: LaneOrder) ->
     return EngineSpec(
         engine=_engine(model, deployment, precision),
         context_ops=family(Phase("context", model, deployment, precision, lanes)),
-        generation_ops=family(Phase("generation", model, deployment, precision, lanes)),
+        generation_ops=_verifying(family(Phase("generation", model, deployment, precision, lanes)), deployment),
         precision=precision,
+    )
+
+
+def _verifying(operators: tuple[Op, ...], deployment: Deployment) -> tuple[Op, ...]:
+    # Drafts that were looked up cost nothing and are verified in one pass, in which attention reads the cache of each
+    # request once for all of them. The batch of a query counts tokens. Latent attention has no such form.
+    if deployment.speculation is None:
+        return operators
+    width = deployment.verify_width
+    return tuple(
+        msgspec.structs.replace(op, scale_num_tokens=op.scale_num_tokens * width, verify_query_tokens=width)
+        if isinstance(op, GenerationAttention)
+        else op
+        for op in operators
     )
 
 
@@ -163,7 +177,7 @@ def _engine(model: ModelConfig, deployment: Deployment, precision: Precision) ->
         "activation_dtype": precision.fmha,
         "fpm_fmha_dtype": None,
         "kv_cache_dtype": precision.kv_cache,
-        "nextn": deployment.nextn or None,
+        "nextn": deployment.verify_width - 1 or None,
         "enable_shared_layer": deployment.database_mode in SHARING_MODES if sharing is None else sharing,
         "strict_provenance": deployment.strict_provenance,
         "database_mode": deployment.database_mode,
