@@ -26,6 +26,7 @@ from dynamo.planner.core.types import (
     WorkerCapabilities,
     WorkerCounts,
 )
+
 from fpmsdk import ForwardPassPerfModel, sample
 
 TICKS = 10_000
@@ -160,7 +161,9 @@ def main() -> None:
             sys.exit("FAILED: the state after the restore differs")
         ready = model_of(state).diagnostics()
     print(f"{ticks} ticks of {len(WORKERS)} workers, saved and restored in the middle: no difference")
-    print(f"resident memory, KB: {growth}; readiness {ready['readiness']}, {ready['retained_observations']} observations")
+    print(
+        f"resident memory, KB: {growth}; readiness {ready['readiness']}, {ready['retained_observations']} observations"
+    )
     # The second state is made in the middle; each half is held against its own beginning.
     half = sum(number <= ticks // 2 for number in range(WARM_UP, ticks, 500))
     for part in (growth[:half], growth[half + 1 :]):
