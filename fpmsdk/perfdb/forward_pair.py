@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from fpmsdk.errors import FpmDataError, FpmNotCollectedError
 from fpmsdk.files import is_git_lfs_pointer
+from fpmsdk.perfdb.forward_lock import lock_path, locked
 from fpmsdk.perfdb.forward_schema import (
     COORDINATE_COLUMNS,
     COORDINATE_SYSTEM,
@@ -78,22 +80,22 @@ class PairRows(NamedTuple):
         return len(self.latency_ms)
 
 
-def read_pair(path: str, system: str, backend: str, backend_version: str) -> PairRows:
+def read_pair(path: str, system: str, backend: str, backend_version: str, *, is_locked: bool = False) -> PairRows:
     """Read and check a pair.
 
     Parameters
     ----------
     path: the table; its sidecar lies beside it.
     system, backend, backend_version: what both files must say they were measured on.
+    is_locked: the caller keeps others from publishing; else files that do not belong together are read again when a
+        publication that may be under way has ended.
 
     Raises
     ------
     FpmNotCollectedError: there is no table.
     FpmDataError: the pair breaks a rule; the first one in the order of section 1.5.
     """
-    content = _read_table(path)
-    sidecar = _read_sidecar(sidecar_path(path))
-    digest = hashlib.sha256(content).hexdigest()
+    content, sidecar, digest = _read_files(path, is_locked)
     _check_sidecar(path, sidecar, {"system": system, "backend": backend, "backend_version": backend_version}, digest)
     knees_of(sidecar_path(path), sidecar)
     columns, count = _decode(path, content, required_columns(int(sidecar["schema_version"])))
@@ -116,6 +118,30 @@ def read_pair(path: str, system: str, backend: str, backend_version: str) -> Pai
 
 def _fault(path: str, reason: str) -> FpmDataError:
     return FpmDataError(f"perf database error: {path}: {reason}; collect or copy the pair again")
+
+
+def _read_files(path: str, is_locked: bool) -> tuple[bytes, dict[str, Any], str]:
+    # The bytes of the table, the sidecar, and the digest of those bytes.
+    fault: FpmDataError | None = None
+    try:
+        content, sidecar, digest = _read_once(path)
+    except FpmDataError as error:
+        fault = error
+    else:
+        if sidecar.get("parquet_sha256") == digest:
+            return content, sidecar, digest
+    if not is_locked and os.path.exists(lock_path(path)):
+        with locked(path, exclusive=False):
+            return _read_once(path)
+    if fault is not None:
+        raise fault
+    return content, sidecar, digest
+
+
+def _read_once(path: str) -> tuple[bytes, dict[str, Any], str]:
+    content = _read_table(path)
+    sidecar = _read_sidecar(sidecar_path(path))
+    return content, sidecar, hashlib.sha256(content).hexdigest()
 
 
 def _read_table(path: str) -> bytes:
