@@ -284,16 +284,37 @@ cdef class WholeForwardEngine(NativeEngine):
         latency_ms[0] = composed_ms(&parts)
         return FAULT_NONE
 
-    cdef object explain(self, const FpmRank* rank):
+    cdef object explain(self, const FpmRank* ranks, Py_ssize_t num_ranks, Py_ssize_t faulty):
         cdef RankParts parts
-        cdef Lookup decode
-        status = self.resolve(rank, &parts)
-        further = ()
-        if parts.has_prefill and not parts.has_decode and rank.num_decode_requests > 0:
-            # A refused prefill ends the pass; whoever measures wants to know of its decode too.
-            if self.decode(rank.num_decode_requests, rank.sum_decode_kv_tokens, &decode) != LOOKUP_OK:
-                further = (("decode", (rank.num_decode_requests, None, rank.sum_decode_kv_tokens)),)
-        return self.describe_miss(*self.last_query(rank, &parts), STATUSES[status], further)
+        cdef Py_ssize_t r
+        status = self.resolve(&ranks[faulty], &parts)
+        query = self.last_query(&ranks[faulty], &parts)
+        # The first refusal ends an iteration; whoever measures wants to know of all its lookups without an answer.
+        points = {(query[0], query[2]): None}
+        for r in range(faulty, num_ranks):
+            points.update(dict.fromkeys(self.missed(&ranks[r])))
+        return self.describe_miss(*query, STATUSES[status], tuple(points)[1:])
+
+    cdef list missed(self, const FpmRank* rank):
+        # (phase, coordinates) of the lookups of a rank that have no answer.
+        cdef Lookup found, floor
+        cdef int status
+        points = []
+        if rank.sum_prefill_tokens > 0:
+            status = self.prefill(
+                rank.num_prefill_requests, rank.sum_prefill_tokens, rank.sum_prefill_kv_tokens, &found
+            )
+            if status != LOOKUP_OK:
+                points.append(("prefill", (
+                    rank.num_prefill_requests, rank.sum_prefill_tokens, rank.sum_prefill_kv_tokens,
+                )))
+        if rank.num_decode_requests > 0:
+            status = self.decode(rank.num_decode_requests, rank.sum_decode_kv_tokens, &found)
+            if status == LOOKUP_OK and rank.sum_prefill_tokens > 0:
+                status = self.baseline(rank.num_decode_requests, rank.sum_decode_kv_tokens, &found, &floor)
+            if status != LOOKUP_OK:
+                points.append(("decode", (rank.num_decode_requests, None, rank.sum_decode_kv_tokens)))
+        return points
 
     cdef object last_query(self, const FpmRank* rank, RankParts* parts):
         # (phase, is_baseline, coordinates) of the lookup that ended a rank.
@@ -446,8 +467,9 @@ cdef list piece_support(const CurveArrays* curves, bint is_decode, const Lookup*
     # The points of a piece with their part of the answer.
     cdef double b = curves.batch[piece.site], second = curves.second[piece.site]
     cdef double a, c, x
-    if piece.left < 0:
-        rows = []  # held beyond the curve: no point stands for it
+    if piece.left < 0:  # the utilisation of these points is held beyond the curve
+        held = range(-1 - piece.left, piece.right + 1)
+        rows = [(point, piece.weight / len(held)) for point in held]
     elif piece.left == piece.right:
         rows = [(piece.left, piece.weight)]
     else:
@@ -814,6 +836,8 @@ cdef class SolAssistedEngine(WholeForwardEngine):
                 (b - curves.batch[low.site]) / (curves.batch[high.site] - curves.batch[low.site]), CROSS_BATCH,
             )
         found.resolution = CROSS_BATCH
+        if (low_covers and low.left < 0) or (high_covers and high.left < 0):
+            found.resolution = TRANSFERRED  # a row that is held beyond its end
 
     cdef bint row_at(self, int64_t row, double b, double kv, Piece* piece) noexcept nogil:
         # What a row of a bracket says.
@@ -905,7 +929,7 @@ cdef class SolAssistedEngine(WholeForwardEngine):
         # point on the same side.
         cdef const CurveArrays* curves = &self.decode_curves.arrays if is_decode else &self.prefill_curves.arrays
         cdef int64_t low = curves.first[site], high = curves.first[site + 1], point, size = min(high - low, self.tail)
-        cdef int64_t anchor
+        cdef int64_t anchor, first = -1, last = -1
         cdef double[3] utilisation
         cdef double sol
         cdef int count = 0, i, side
@@ -930,10 +954,12 @@ cdef class SolAssistedEngine(WholeForwardEngine):
             if sol > 0.0 and curves.latency_ms[point] > 0.0:
                 utilisation[count] = sol / curves.latency_ms[point]
                 count += 1
+                first = point if first < 0 else first
+                last = point
         if count == 0:
             return False
         piece.site = site
-        piece.left = piece.right = -1
+        piece.left, piece.right = -1 - first, last
         sol = self.sol_ms(is_decode, curves.batch[site], curves.second[site], x)
         piece.latency_ms = sol / median_of_few(utilisation, count)
         return True

@@ -79,7 +79,7 @@ class WholeForwardKind(NativeKind):
                     "coordinates": query["query"],
                     "latency_ms": query["latency_ms"],
                     "resolution": query["resolution"],
-                    "in_domain": query["resolution"] != TRANSFERRED,
+                    "in_domain": query["resolution"] != TRANSFERRED and _is_between_batches(at[0], query["support"]),
                     "distance": min((anchor["distance"] for anchor in anchors), default=None),
                     "expected_error": error,
                     "anchors": anchors,
@@ -108,10 +108,11 @@ class WholeForwardKind(NativeKind):
         if prefill:
             return self.prefill_latency(batch_size, input_tokens, 0)
         total = 0.0
-        for step in range(0, output_tokens - 1, _STRIDE):
+        steps = _whole("output_tokens", output_tokens, 0) - 1
+        for step in range(0, steps, _STRIDE):
             length = _whole("input_tokens", input_tokens, 1) + step + 1
             latency = self.decode_latency_total(batch_size, batch_size * length)
-            total += latency * min(_STRIDE, output_tokens - 1 - step)
+            total += latency * min(_STRIDE, steps - step)
         return total
 
     def prefill_latency(self, batch_size: int, isl: int, prefix: int) -> float:
@@ -189,6 +190,12 @@ def _rank_record(rank: int, totals: tuple[int, ...], parts: tuple[Any, Any, Any]
             if part is not None
         ],
     }
+
+
+def _is_between_batches(batch: float, support: Sequence[Mapping[str, Any]]) -> bool:
+    # A batch beyond those of the anchors was taken for one of them, or answered by the row on one side of it.
+    batches = [point["coordinates"]["batch_size"] for point in support]
+    return min(batches) <= batch <= max(batches)
 
 
 def _coordinates(named: Mapping[str, Any]) -> Coordinates:
@@ -391,7 +398,7 @@ class DirectMisses:
         status: str,
         further: Sequence[MissedPoint] = (),
     ) -> FpmUncoveredError:
-        """The exception for one lookup; `further` ones of the same rank have no answer either."""
+        """The exception for one lookup; `further` ones of the same iteration have no answer either."""
         if status == "not_positive":
             reason = "the interpolated latency is not finite and positive"
         elif phase == "prefill":
@@ -431,7 +438,7 @@ class SolMisses:
         status: str,
         further: Sequence[MissedPoint] = (),
     ) -> FpmUncoveredError:
-        """The exception for one lookup; `further` ones of the same rank have no answer either."""
+        """The exception for one lookup; `further` ones of the same iteration have no answer either."""
         reasons = {
             "no_near_site": "no site within max_site_distance",
             "no_usable_site": "no usable neighbour site",

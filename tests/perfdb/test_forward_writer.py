@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import threading
+import warnings
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -128,7 +129,9 @@ NEW = [prefill(1, 512, 0, 4.0, **RUN)]
 
 def killed_at(call, path, count):
     """Publish in a process that dies at the `count`-th call of a function; whether it came so far."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+        child = os.fork()
     if child == 0:
         signal.alarm(60)
         module, name = (forward_writer.os, call) if call == "replace" else (forward_writer, call)

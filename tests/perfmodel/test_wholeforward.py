@@ -292,6 +292,12 @@ def test_a_static_decode_is_priced_every_32_tokens(place):
         lambda model: model.predict_decode_latency_total(1, -2),
         lambda model: model.predict_decode_latency_total(1, 2**32),
         lambda model: model.predict_decode_latency_total(True, 2),
+        *(
+            lambda model, steps=steps: model.static_phase_latency(
+                batch_size=1, input_tokens=10, output_tokens=steps, prefill=False
+            )
+            for steps in (1.5, -1, True, "2", None, math.nan)
+        ),
     ],
 )
 def test_fractional_negative_and_contradictory_coordinates_are_errors(place, ask):
@@ -344,6 +350,22 @@ def test_a_refused_rank_names_the_points_of_all_its_lookups_and_those_suffice(pl
         prefill(*at, 50.0) if phase == "prefill" else decode(at[0], at[2], 9.0) for phase, at in caught.value.points
     ]
     assert model_of(place, [*ROWS, *measured]).estimate_forward_pass_time_ms(asked) == 50.0
+
+
+def test_the_points_of_all_ranks_are_named_once(place):
+    # Rank 1 answers; a point that two ranks lack is one to measure.
+    asked = [rank(1, 500), rank(1, 150), rank(0, 0, 0, 3, 5000), rank(1, 500, 0, 3, 6000)]
+    for ask in ("estimate_forward_pass_time_ms", "estimate_forward_pass_detailed", "explain"):
+        with pytest.raises(FpmUncoveredError) as caught:
+            getattr(model_of(place), ask)(asked)
+        assert caught.value.points == (
+            ("prefill", (1, 500, 0)),
+            ("decode", (3, None, 5000)),
+            ("decode", (3, None, 6000)),
+        )
+        assert "total_kv_read_tokens=6000" in str(caught.value)
+    measured = [prefill(1, 500, 0, 50.0), decode(3, 5000, 60.0), decode(3, 6000, 70.0)]
+    assert model_of(place, [*ROWS, *measured]).estimate_forward_pass_time_ms(asked) == 50.0 + 70.0 - 60.0
 
 
 class TestExplain:
