@@ -163,4 +163,5 @@ _roots: dict[str, SystemsRoot] = {}
 
 def open_root(path: str | os.PathLike[str]) -> SystemsRoot:
     """Return the systems root at a directory: one object per process and path."""
-    return _roots.setdefault(os.path.abspath(path), SystemsRoot(path))
+    place = os.path.abspath(path)
+    return _roots.get(place) or _roots.setdefault(place, SystemsRoot(path))

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -59,9 +60,12 @@ class ForwardPassPerfModel:
         self._selection = selection
         self._kind = selection.kind
         self._estimator = selection.kind.estimator
-        self._report = PlainTemplate(_diagnostics_template(selection))
         self._tuning = threading.Lock()
         _models.add(self)
+
+    @cached_property
+    def _report(self) -> PlainTemplate:
+        return PlainTemplate(_diagnostics_template(self._selection))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in ("_estimator", "_kind"):

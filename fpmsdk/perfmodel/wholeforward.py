@@ -26,7 +26,12 @@ from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_dista
 from fpmsdk.perfmodel.native import NativeKind, resolve_version
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
 from fpmsdk.perfmodel.wholeforward_steps import decode_totals, mixed_step
-from fpmsdk.perfmodel.wholeforward_tables import AssistedCurves, assisted_curves_of, strict_curves_of
+from fpmsdk.perfmodel.wholeforward_tables import (
+    AssistedCurves,
+    assisted_curves_of,
+    genuine_points_of,
+    strict_curves_of,
+)
 
 # Tokens between two priced steps of a static decode.
 _STRIDE = 32
@@ -47,8 +52,7 @@ class WholeForwardKind(NativeKind):
         super().__init__("fpm_interpolation", engine, config)
         self.table, self.cell = table, cell
         self._engine = engine
-        genuine = cell.decode.only_genuine()
-        self._kv_ceiling = int(genuine.kv.max()) if len(genuine) else None
+        self._kv_ceiling = genuine_points_of(table, cell).decode_kv_ceiling
 
     def rank_evidence(self, evidence: list[Any]) -> list[dict[str, Any]]:
         """Lookups behind each rank; only direct lookups are told."""
@@ -195,7 +199,7 @@ def _rank_record(rank: int, totals: tuple[int, ...], parts: tuple[Any, Any, Any]
 def _is_between_batches(batch: float, support: Sequence[Mapping[str, Any]]) -> bool:
     # A batch beyond those of the anchors was taken for one of them, or answered by the row on one side of it.
     batches = [point["coordinates"]["batch_size"] for point in support]
-    return min(batches) <= batch <= max(batches)
+    return bool(min(batches) <= batch <= max(batches))
 
 
 def _coordinates(named: Mapping[str, Any]) -> Coordinates:
@@ -236,7 +240,7 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     graph = None if options["method"] == "direct" else _graph(config, root, hardware, version)
     table = open_forward_table(path, system, backend, version)
     cell = table.select(config["model"], _identity(config, profile, graph))
-    _require_phases(cell, config["worker_type"], path, direct=graph is None)
+    _require_phases(table, cell, config["worker_type"], direct=graph is None)
     if graph is not None and cell.kept_fake_rows:
         warnings.warn(
             f"{path}: {cell.kept_fake_rows} decode points of {cell.model_path!r} were measured without KV of their own "
@@ -328,14 +332,15 @@ def _identity(config: dict[str, Any], profile: FpmModelProfile | None, graph: En
     return identity
 
 
-def _require_phases(cell: ForwardCell, worker_type: str, path: str, *, direct: bool) -> None:
+def _require_phases(table: ForwardTable, cell: ForwardCell, worker_type: str, *, direct: bool) -> None:
+    genuine = genuine_points_of(table, cell)
+    strict = {"prefill": genuine.num_prefill, "decode": genuine.num_decode}
     for phase in _PHASES_OF[worker_type]:
-        points = getattr(cell, phase)
-        if not len(points.only_genuine() if direct else points):
+        if not (strict[phase] if direct else len(getattr(cell, phase))):
             kind = f"direct FPM {phase}" if direct else f"FPM {phase}"
             raise FpmNotCollectedError(
                 f"perf database error: {kind} interpolation has no genuine measurements for {cell.model_path!r} in "
-                f"{path}; collect {phase} points of this deployment"
+                f"{table.path}; collect {phase} points of this deployment"
             )
 
 
