@@ -36,7 +36,8 @@ _MODES = {
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    # Only the outermost model of a document is compiled.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     # Fields that are left out of the written form while they are unset, so that older documents keep their bytes.
     @model_serializer(mode="wrap")

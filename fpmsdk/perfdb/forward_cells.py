@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import FpmNoCellError
-from fpmsdk.perfdb.forward_pair import PairRows, identity_names, knees_of, read_pair
+from fpmsdk.perfdb.forward_pair import PairRows, groups_of, identity_names, knees_of, read_pair
 from fpmsdk.perfdb.forward_schema import EXECUTION_COLUMNS, FAKE_KV, LEGACY_EXECUTION, REAL_KV, sidecar_path
 
 RAW_FALLBACK_VARIABLE = "AIC_FPM_FAKE_FALLBACK_RAW"
@@ -152,10 +152,9 @@ def build_table(rows: PairRows, *, heal: bool) -> ForwardTable:
     Parameters: `heal`, whether decode points without real KV are replaced where real ones allow it.
     """
     names = ("model_path", *identity_names(rows))
-    keys = np.stack([rows.texts[name].codes for name in names], axis=1)
-    _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(group.reshape(-1), kind="stable")
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(group.reshape(-1)))])
+    first, group = groups_of([rows.texts[name].codes for name in names])
+    order = np.argsort(group, kind="stable")
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(group))])
     cells = [
         _cell(
             rows, {name: rows.texts[name].of(int(first[i])) for name in names}, order[bounds[i] : bounds[i + 1]], heal

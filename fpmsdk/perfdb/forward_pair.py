@@ -43,6 +43,7 @@ from fpmsdk.perfdb.forward_schema import (
 )
 
 _U32_MAX = 2**32 - 1
+_LARGEST_KEY = 2**62
 _OPTIONAL_COLUMNS = ("dcp", "kv_seed_regime", "measurement_policy", "measurement_repeats")
 
 
@@ -214,7 +215,11 @@ def _decode(path: str, content: bytes, required: Sequence[str]) -> tuple[dict[st
     if is_git_lfs_pointer(content):
         raise _fault(path, "the file is a Git LFS pointer, not data; run `git lfs pull`")
     try:
-        file = pq.ParquetFile(pa.BufferReader(content))
+        metadata = pq.ParquetFile(pa.BufferReader(content)).metadata
+        columns = [metadata.schema.column(at) for at in range(metadata.num_columns)]
+        # Texts are read as codes; few of them are distinct.
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        file = pq.ParquetFile(pa.BufferReader(content), metadata=metadata, read_dictionary=texts)
         names = file.schema_arrow.names
         if missing := [name for name in required if name not in names]:
             raise _fault(path, f"missing column {', '.join(missing)}")
@@ -235,7 +240,7 @@ def _column(path: str, name: str, column: Any) -> Any:
     found = column.type
     if name == "latency_ms":
         _require_type(path, name, found, pa.types.is_float64(found), "double")
-        return column.fill_null(np.nan).to_numpy(zero_copy_only=False)
+        return column.to_numpy(zero_copy_only=False)  # an empty value is NaN
     if name in COORDINATE_COLUMNS:
         _require_type(path, name, found, pa.types.is_integer(found), "integers")
         if column.null_count:
@@ -257,17 +262,30 @@ def _require_type(path: str, name: str, found: Any, holds: bool, accepted: str) 
 
 
 def _codes(column: Any) -> Codes:
+    # Empty values read as empty texts; truth values and integers as their Python texts.
     import pyarrow as pa
 
-    # Empty values read as empty texts; truth values and integers as their Python texts.
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    values = [str(value) for value in encoded.dictionary.to_pylist()]
-    indices = encoded.indices
-    if indices.null_count:
+    if pa.types.is_dictionary(column.type):
+        values = [str(value) for value in column.dictionary.to_pylist()]
+        column = column.indices
+        codes = _stored(column).astype(np.int64)
+    elif pa.types.is_boolean(column.type):
+        codes, values = column.to_numpy(zero_copy_only=False).astype(np.int64), ["False", "True"]
+    else:
+        found, codes = np.unique(_stored(column), return_inverse=True)
+        values = [str(value) for value in found.tolist()]
+    if column.null_count:
         if "" not in values:
             values.append("")
-        indices = indices.fill_null(values.index(""))
-    return Codes(indices.to_numpy(zero_copy_only=False).astype(np.int64), tuple(values))
+        valid = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little").astype(np.bool_)
+        codes[~valid[column.offset : column.offset + len(column)]] = values.index("")
+    return Codes(codes, tuple(values))
+
+
+def _stored(column: Any) -> NDArray[Any]:
+    # Integers as they lie in memory; what stands in place of empty values is any of them.
+    stored = np.frombuffer(column.buffers()[1], column.type.to_pandas_dtype())
+    return stored[column.offset : column.offset + len(column)]
 
 
 def _plain(column: Any) -> NDArray[Any]:
@@ -347,13 +365,30 @@ def _check_keys(rows: PairRows) -> None:
 
 
 def _first_repetition(rows: PairRows, names: Sequence[str]) -> tuple[int, int] | None:
-    key = np.stack([*(rows.texts[name].codes for name in names), *rows.coordinates], axis=1)
-    _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    repeated = np.flatnonzero(first[inverse.reshape(-1)] != np.arange(rows.num_rows))
+    first, group = groups_of([*(rows.texts[name].codes for name in names), *rows.coordinates])
+    repeated = np.flatnonzero(first[group] != np.arange(rows.num_rows))
     if not len(repeated):
         return None
     row = int(repeated[0])
-    return int(first[inverse.reshape(-1)[row]]), row
+    return int(first[group[row]]), row
+
+
+def groups_of(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows that agree in every column: the first row of each group, and for each row the number of its group.
+
+    >>> groups_of([np.array([3, 1, 3]), np.array([0, 0, 0])])
+    (array([1, 0]), array([1, 0, 1]))
+    """
+    key, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        low = int(column.min())
+        extent = int(column.max()) - low + 1
+        if size * extent > _LARGEST_KEY:
+            key = np.unique(key, return_inverse=True)[1]
+            size = int(key.max()) + 1
+        key, size = key * extent + (column - low), size * extent
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    return first, group
 
 
 def _describe(rows: PairRows, row: int) -> str:

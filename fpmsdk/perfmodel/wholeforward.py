@@ -15,7 +15,6 @@ from fpmsdk._ext.wholeforward import RESOLUTIONS, DirectEngine, SolAssistedEngin
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
 from fpmsdk.config.profile_identity import checkpoint_identity, select_deployment
 from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError, PerfDataWarning, UnsupportedModelError
-from fpmsdk.launch.cache_budget import require_fit
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.opgraph.model_config import read_raw_config
 from fpmsdk.perfdb import SystemSpec, SystemsRoot, open_root
@@ -265,6 +264,8 @@ def _require_fit(profile: FpmModelProfile, config: Mapping[str, Any], hardware: 
     # A deployment that no GPU of the system holds was not measured on it.
     deployment = select_deployment(profile, config)
     if hardware.mem_capacity_bytes is not None and deployment.resources.memory_source != "pending":
+        from fpmsdk.launch.cache_budget import require_fit  # loads how engines are launched
+
         require_fit(profile, deployment, hardware.mem_capacity_bytes)
 
 
