@@ -110,9 +110,13 @@ cdef class WholeForwardEngine(NativeEngine):
 
 cdef class DirectEngine(WholeForwardEngine):
     cdef readonly CurveSet prefill_over_kv
-    cdef int64_t* regimes            # captured graph of each decode row
+    cdef int64_t* regime_rows        # first decode row of each captured graph, then the number of rows
     cdef bint continuous
 
+    cdef bint nearest_rows(
+        self, int64_t row, double b, int64_t regime, double kv, Piece* low, Piece* high
+    ) noexcept nogil
+    cdef bint holds(self, int64_t row, double b, double kv, Piece* piece) noexcept nogil
     cdef bint on_one_side(self, int64_t row, double b, double kv) noexcept nogil
     cdef int between_neighbours(
         self, int64_t begin, int64_t site, int64_t end, double b, double tokens, double kv, Lookup* found

@@ -70,6 +70,24 @@ def test_one_sided_support_is_no_support(kv):
     assert direct(decodes=rows_of(PADDED)).decode_query(12, kv)[0] == "no_support"
 
 
+@pytest.mark.parametrize(
+    ("batches", "rows"),
+    [
+        ((6, 14, 16, 18), (6, 14)),
+        ((6, 14, 16, 18, 20), None),  # 6 is a doubling away, farther than the four above
+        ((8, 14, 16, 18, 20), (8, 14)),  # 8 is nearer than 20
+        ((3, 5, 7, 14, 16), (7, 14)),
+        ((2, 14), None),  # 2 is farther than two doublings
+        ((3, 14), (3, 14)),  # 3 is not
+    ],
+)
+def test_of_the_rows_of_one_graph_the_four_nearest_within_two_doublings_count(batches, rows):
+    engine = direct(decodes=rows_of({batch: {32: 1.0, 64: 2.0} for batch in batches}))
+    status, _, _, support = engine.decode_query(12, 32)
+    assert status == ("ok" if rows else "no_support")
+    assert tuple(batch for (batch, *_), *_ in support) == (rows or ())
+
+
 EVIDENCE_PREFILL = [(1, 1, 0, 2), (1, 4, 0, 10), (1, 12, 0, 18), (1, 4, 8, 30), (1, 12, 8, 46)]
 EVIDENCE_DECODE = {1: {0: 3, 1: 4, 64: 67}, 2: {4: 10, 20: 26}, 4: {8: 20, 24: 52}, 6: {12: 30, 24: 10}}
 
