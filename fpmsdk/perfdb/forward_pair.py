@@ -240,12 +240,14 @@ def _column(path: str, name: str, column: Any) -> Any:
     found = column.type
     if name == "latency_ms":
         _require_type(path, name, found, pa.types.is_float64(found), "double")
-        return column.to_numpy(zero_copy_only=False)  # an empty value is NaN
+        latency = _stored(column).copy()
+        latency[_is_empty(column)] = np.nan
+        return latency
     if name in COORDINATE_COLUMNS:
         _require_type(path, name, found, pa.types.is_integer(found), "integers")
         if column.null_count:
             raise _fault(path, f"{name} has {column.null_count} empty values")
-        return column.to_numpy(zero_copy_only=False).astype(np.int64)
+        return _stored(column).astype(np.int64)
     if name in FLAG_COLUMNS:
         _require_type(path, name, found, pa.types.is_boolean(found) and not column.null_count, "boolean values")
     elif name in PARALLEL_COLUMNS or name in ("dcp", "measurement_repeats"):
@@ -270,22 +272,33 @@ def _codes(column: Any) -> Codes:
         column = column.indices
         codes = _stored(column).astype(np.int64)
     elif pa.types.is_boolean(column.type):
-        codes, values = column.to_numpy(zero_copy_only=False).astype(np.int64), ["False", "True"]
+        codes, values = _bits(column, 1).astype(np.int64), ["False", "True"]
     else:
         found, codes = np.unique(_stored(column), return_inverse=True)
         values = [str(value) for value in found.tolist()]
     if column.null_count:
         if "" not in values:
             values.append("")
-        valid = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little").astype(np.bool_)
-        codes[~valid[column.offset : column.offset + len(column)]] = values.index("")
+        codes[_is_empty(column)] = values.index("")
     return Codes(codes, tuple(values))
 
 
+# Read from the buffers of a column: its own conversions load pandas, where that is installed.
+
+
 def _stored(column: Any) -> NDArray[Any]:
-    # Integers as they lie in memory; what stands in place of empty values is any of them.
+    # Numbers as they lie in memory; what stands in place of empty values is any of them.
     stored = np.frombuffer(column.buffers()[1], column.type.to_pandas_dtype())
     return stored[column.offset : column.offset + len(column)]
+
+
+def _bits(column: Any, buffer: int) -> NDArray[np.bool_]:
+    bits = np.unpackbits(np.frombuffer(column.buffers()[buffer], np.uint8), bitorder="little")
+    return bits[column.offset : column.offset + len(column)].astype(np.bool_)
+
+
+def _is_empty(column: Any) -> NDArray[np.bool_]:
+    return ~_bits(column, 0) if column.null_count else np.zeros(len(column), np.bool_)
 
 
 def _plain(column: Any) -> NDArray[Any]:

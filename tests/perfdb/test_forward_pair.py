@@ -1,4 +1,8 @@
+import hashlib
+import json
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fpmsdk.errors import FpmDataError, FpmNotCollectedError
@@ -38,6 +42,37 @@ def test_rows_keep_their_order_and_values(tmp_path):
     assert rows.latency_ms.tolist() == [2.5, 3.0, 3.0, 3.5]
     assert rows.texts["tp"].of(0) == "1"
     assert rows.texts["enable_eplb"].of(0) == "False"
+
+
+@pytest.mark.parametrize("encoding", ["dictionary", "plain", "categories"])
+def test_row_groups_and_encodings_do_not_matter(tmp_path, encoding):
+    # Each row group has a dictionary of its own, and empty values stand in any of them.
+    rows = [
+        row | {"moe_quant_mode": mode, "tp": tp, "enable_eplb": flag, "kv_seed_regime": regime}
+        for row, mode, tp, flag, regime in zip(
+            ROWS,
+            (None, "fp8", "bfloat16", None),
+            (4, None, 2, None),
+            (True, False, False, True),
+            (None, "n/a", "real_kv", "fake_fallback"),
+            strict=True,
+        )
+    ]
+    table = pa.Table.from_pylist(rows)
+    if encoding == "categories":
+        at = table.schema.get_field_index("moe_quant_mode")
+        table = table.set_column(at, "moe_quant_mode", table.column("moe_quant_mode").dictionary_encode())
+    path = write_pair(tmp_path, table)
+    pq.write_table(table, path, row_group_size=1, use_dictionary=encoding != "plain")
+    sidecar = path.with_suffix(".metadata.json")
+    document = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps(document | {"parquet_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
+    found = read(path)
+    assert [found.texts["moe_quant_mode"].of(i) for i in range(4)] == ["", "fp8", "bfloat16", ""]
+    assert [found.texts["tp"].of(i) for i in range(4)] == ["4", "", "2", ""]
+    assert [found.texts["enable_eplb"].of(i) for i in range(4)] == ["True", "False", "False", "True"]
+    assert [found.texts["kv_seed_regime"].of(i) for i in range(4)] == ["", "n/a", "real_kv", "fake_fallback"]
+    assert found.latency_ms.tolist() == [2.5, 3.0, 3.0, 3.5]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +186,6 @@ def test_the_row_count_is_compared_before_any_row_is_looked_at(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"version https://git-lfs.github.com/spec/v1\n"])
 def test_a_table_that_is_no_parquet_file_is_an_error(tmp_path, content):
-    import hashlib
-
     path = write_pair(tmp_path, ROWS)
     path.write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
