@@ -321,6 +321,12 @@ def load_fpm_profile(source: Mapping[str, Any] | str | os.PathLike[str]) -> FpmM
 
     Parameters: `source`, a mapping, or the path of a JSON or YAML file.
     Raises: `ConfigError` for the first fault, with its dotted path below `fpm_profile`.
+
+    >>> try:
+    ...     load_fpm_profile({"schema_version": 1, "model": "org/m", "model_revision": "main"})
+    ... except ConfigError as fault:
+    ...     fault.path
+    'fpm_profile.model_revision'
     """
     document: Any = source if isinstance(source, Mapping) else _read(os.fspath(source))
     try:

@@ -122,6 +122,14 @@ def open_forward_table(path: str, system: str, backend: str, backend_version: st
     """The table of a pair: one object per process as long as its files do not change.
 
     Raises: as `read_pair`.
+
+    >>> import fpmsdk.sample
+    >>> pair = fpmsdk.sample.forward_pair()
+    >>> table = open_forward_table(pair, "cpu-2-cores", "vllm", "0.31.0")
+    >>> table is open_forward_table(pair, "cpu-2-cores", "vllm", "0.31.0")
+    True
+    >>> table.cells[0].model_path, len(table.cells[0].prefill)
+    ('qwen3-small-random', 162)
     """
     key = (path, system, backend, backend_version, _state_of(path), _state_of(sidecar_path(path)))
     with _tables_lock:
@@ -150,6 +158,12 @@ def build_table(rows: PairRows, *, heal: bool) -> ForwardTable:
     """Group checked rows into cells.
 
     Parameters: `heal`, whether decode points without real KV are replaced where real ones allow it.
+
+    >>> import fpmsdk.sample
+    >>> from fpmsdk.perfdb.forward_pair import read_pair
+    >>> table = build_table(read_pair(fpmsdk.sample.forward_pair(), "cpu-2-cores", "vllm", "0.31.0"), heal=True)
+    >>> [cell.kept_fake_rows for cell in table.cells]
+    [0]
     """
     names = ("model_path", *identity_names(rows))
     first, group = groups_of([rows.texts[name].codes for name in names])

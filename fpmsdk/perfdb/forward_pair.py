@@ -95,6 +95,12 @@ def read_pair(path: str, system: str, backend: str, backend_version: str, *, is_
     ------
     FpmNotCollectedError: there is no table.
     FpmDataError: the pair breaks a rule; the first one in the order of section 1.5.
+
+    >>> import fpmsdk.sample
+    >>> pair = fpmsdk.sample.forward_pair()
+    >>> rows = read_pair(pair, "cpu-2-cores", "vllm", "0.31.0")
+    >>> rows.num_rows, rows.texts["workload_kind"].of(0)
+    (217, 'decode')
     """
     content, sidecar, digest = _read_files(path, is_locked)
     _check_sidecar(path, sidecar, {"system": system, "backend": backend, "backend_version": backend_version}, digest)
@@ -175,6 +181,9 @@ def knees_of(path: str, sidecar: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Declared knees by axis, each ascending; none where the sidecar declares none.
 
     Raises: `FpmDataError` for an unknown axis or a knee that is not a positive integer.
+
+    >>> knees_of("t.metadata.json", {"knees": {"total_prefill_tokens": [512, 128]}})
+    {'total_prefill_tokens': (128, 512), 'kv_tokens_per_request': ()}
     """
     declared = sidecar.get("knees", {})
     if not isinstance(declared, dict) or not set(declared) <= set(KNEE_AXES):

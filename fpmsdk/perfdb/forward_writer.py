@@ -142,6 +142,12 @@ def merge_pairs(target: str, sources: Sequence[str]) -> Published:
     ------
     FpmDataError: a source is faulty, was measured on something else, or with another attention backend than the others
         or the target.
+
+    >>> import tempfile
+    >>> import fpmsdk.sample
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     merge_pairs(f"{folder}/t.parquet", [fpmsdk.sample.forward_pair()]).num_rows
+    217
     """
     rows: list[Row] = []
     for source in sources:
@@ -161,7 +167,12 @@ def _check_one_attention_backend(rows: Sequence[Row]) -> None:
 
 
 def read_origin(path: str) -> tuple[str, str, str]:
-    """System, backend and version that the sidecar of a pair states."""
+    """System, backend and version that the sidecar of a pair states.
+
+    >>> import fpmsdk.sample
+    >>> read_origin(fpmsdk.sample.forward_pair())
+    ('cpu-2-cores', 'vllm', '0.31.0')
+    """
     sidecar = _json(sidecar_path(path))
     return str(sidecar.get("system")), str(sidecar.get("backend")), str(sidecar.get("backend_version"))
 

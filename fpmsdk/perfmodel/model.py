@@ -126,7 +126,25 @@ class ForwardPassPerfModel:
     ) -> dict[str, Any]:
         """KV-cache budget of the deployment that a configuration selects from its profile.
 
+        Parameters: `budget`, bytes of the GPU, memory fraction and scheduler limits, as
+        `fpmsdk.launch.cache_budget.estimate_cache_budget` names them.
+        Returns: bytes and, of a linear cache, tokens that are left, and what one request takes of them.
+        Raises: `ConfigError` for a request that the profile does not support, `InfeasibleMemoryError` when nothing is
+        left; it tells the bytes and the smallest tp that fits.
         Source: fpm-interpolation.md section 7.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = forward_config(folder)
+        ...     config["fpm_profile"]["deployments"][0]["resources"] |= {
+        ...         "weights_bytes": 600, "activations_bytes": 100,
+        ...         "runtime_overhead_bytes": 0, "comm_overhead_bytes": 0}
+        ...     budget = ForwardPassPerfModel.estimate_cache_budget(config, {
+        ...         "total_gpu_capacity_bytes": 10_000_000, "memory_fraction_kind": "of_total",
+        ...         "memory_fraction_value": 0.9, "max_num_tokens": 512, "max_batch_size": 16})
+        >>> budget["total_kv_size_bytes"], budget["total_kv_size_tokens"]
+        (8999300, 4394)
         """
         from fpmsdk.launch.cache_budget import estimate_cache_budget
 
@@ -206,7 +224,23 @@ class ForwardPassPerfModel:
         return sized_launch(launch, self._selection.config)
 
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
-        """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
+        """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`.
+
+        Ranks of strict whole-forward lookups tell the parts of a pass, in ms, and their `queries`: how each was
+        resolved, and the measured points behind it with their weights. Source: fpm-interpolation.md section 4.4.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> mixed = {"num_prefill_requests": 1, "sum_prefill_tokens": 100,
+        ...          "num_decode_requests": 2, "sum_decode_kv_tokens": 300}
+        >>> (rank,) = model.estimate_forward_pass_detailed({"scheduled_requests": mixed})["ranks"]
+        >>> [query["resolution"] for query in rank["queries"]]
+        ['within_curve_interpolation', 'within_curve_interpolation', 'exact_lookup']
+        >>> rank["latency_ms"] == rank["prefill_ms"] + rank["marginal_decode_ms"]
+        True
+        """
         return self._kind.detailed(metrics, _decode_frame)
 
     def explain(self, metrics: Metrics) -> dict[str, Any]:
@@ -229,6 +263,18 @@ class ForwardPassPerfModel:
         ------
         UnsupportedQueryError: not a native model.
         PerfDataNotAvailableError: the iteration is not covered; the message says which points to measure.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> prefill = {"num_prefill_requests": 1, "sum_prefill_tokens": 100}
+        >>> explained = model.explain({"scheduled_requests": prefill})
+        >>> explained["in_domain"], round(explained["expected_error"], 2)
+        (True, 0.05)
+        >>> (lookup,) = explained["ranks"][0]["lookups"]
+        >>> [(anchor["coordinates"]["total_prefill_tokens"], anchor["weight"]) for anchor in lookup["anchors"]]
+        [(64.0, 0.4375), (128.0, 0.5625)]
         """
         return self._kind.explain(metrics, _decode_frame)
 
@@ -316,6 +362,17 @@ class ForwardPassPerfModel:
         """Counts and gaps of table lookups since construction; None unless `collect_coverage` is set.
 
         Source: fpm-interpolation.md section 8.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = forward_config(folder)
+        ...     config["estimator_config"]["fpm_interpolation"]["collect_coverage"] = True
+        ...     model = ForwardPassPerfModel.best_available(config | {"fallback_policy": "deny"})
+        >>> for kv_tokens in (64, 100):
+        ...     _ = model.predict_decode_latency_total(1, kv_tokens)
+        >>> model.fpm_query_coverage()["queries"]
+        {'measured': 1, 'interpolated': 1, 'unsupported': 0}
         """
         return self._kind.query_coverage()
 
@@ -417,7 +474,15 @@ class ForwardPassPerfModel:
     def predict_decode_latency(self, bs: int, context_length: int, *, verify_width: int = 1) -> float:
         """Uncorrected latency in ms of one decode step of `bs` tokens, `context_length` cached ones per request.
 
-        With a `verify_width` above 1 each request verifies that many of the `bs` tokens.
+        With a `verify_width` above 1 each request verifies that many of the `bs` tokens. Whole-forward models only.
+        Raises: as `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> model.predict_decode_latency(2, 150) == model.predict_decode_latency_total(2, 300)
+        True
         """
         return self._kind.decode_latency(bs, context_length, verify_width)
 
@@ -431,16 +496,47 @@ class ForwardPassPerfModel:
         ctx_tokens, gen_requests: prompt tokens computed in the step, and decoding requests beside them.
         isl, osl, prefix: prompt length, answer length and cached prompt tokens of the requests.
 
+        Raises
+        ------
+        As `static_phase_latency`.
+
         Source: fpm-interpolation.md section 3.7.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> total, prefill_ms, _, marginal_ms = model.mixed_step_breakdown(100, 2, isl=100, osl=20)
+        >>> total == prefill_ms + marginal_ms
+        True
         """
         return self._kind.mixed_step(ctx_tokens, gen_requests, isl, osl, prefix)
 
     def decode_step_latency(self, gen_requests: int, isl: int, osl: int) -> float:
-        """Uncorrected latency in ms of one step in which requests half-way through their answer decode a token."""
+        """Uncorrected latency in ms of one step in which requests half-way through their answer decode a token.
+
+        Parameters: `gen_requests`, requests that decode; `isl` and `osl`, their prompt and answer length in tokens.
+        Raises: as `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> model.decode_step_latency(2, 100, 20) == model.predict_decode_latency_total(2, 2 * (100 + 10 + 1))
+        True
+        """
         return self._kind.mixed_step(0, gen_requests, isl, osl, 0)[0]
 
     def fpm_decode_kv_ceiling(self) -> int | None:
-        """Largest measured decode KV total in tokens; None for op-level models, which extrapolate."""
+        """Largest measured decode KV total in tokens; None for op-level models, which extrapolate.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> model.fpm_decode_kv_ceiling()
+        32736
+        """
         return self._kind.decode_kv_ceiling()
 
     def vision_operations(self, shapes: Sequence[Mapping[str, int]]) -> list[tuple[str, float, float, str]]:
