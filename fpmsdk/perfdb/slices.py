@@ -134,13 +134,14 @@ def merge(blocks: Sequence[Block]) -> tuple[list[Key], TableArrays]:
     row = _distinct_rows(_combined(itertools.chain([(group, len(keys))], ranked)))
     group = group[row]
     offsets = np.searchsorted(group, np.arange(len(keys) + 1))
+    order = _rank_in_group(group, row, offsets, sum(len(block.latency_ms) for block in blocks))
     primary = sum(len(block.latency_ms) for block in blocks if block.is_primary)
     return keys, TableArrays(
         offsets=offsets.astype(np.int64),
         axes=tuple(joined(axis)[row] for axis in range(num_axes)),
         latency_ms=np.concatenate([block.latency_ms for block in blocks])[row],
         power_w=_power(blocks, row),
-        order=_rank_in_group(group, row, offsets, sum(len(block.latency_ms) for block in blocks)),
+        order=order,
         primary_rows=np.bincount(group[row < primary], minlength=len(keys)).astype(np.int64),
     )
 
@@ -162,8 +163,10 @@ def _rank_in_group(
     by_row |= row
     by_row.sort()
     by_row &= (1 << bits) - 1
+    position = np.arange(len(row), dtype=np.int32)
+    position -= offsets.astype(np.int32)[group]
     rank = np.empty(count, np.int32)
-    rank[by_row] = np.arange(len(row)) - offsets[group]
+    rank[by_row] = position
     return rank[row]
 
 
