@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fpmsdk.config.schema import shown
-from fpmsdk.errors import FpmDataError
+from fpmsdk.errors import FpmDataError, FpmNotCollectedError
 from fpmsdk.perfdb.forward_lock import locked
 from fpmsdk.perfdb.forward_pair import read_pair
 from fpmsdk.perfdb.forward_schema import (
@@ -169,10 +169,14 @@ def _check_one_attention_backend(rows: Sequence[Row]) -> None:
 def read_origin(path: str) -> tuple[str, str, str]:
     """System, backend and version that the sidecar of a pair states.
 
+    Raises: `FpmNotCollectedError` without a table, `FpmDataError` when the sidecar is missing or no JSON object.
+
     >>> import fpmsdk.sample
     >>> read_origin(fpmsdk.sample.forward_pair())
     ('cpu-2-cores', 'vllm', '0.31.0')
     """
+    if not os.path.exists(path):
+        raise FpmNotCollectedError(f"perf database error: File does not exist at {path}; name the table of a pair")
     sidecar = _json(sidecar_path(path))
     return str(sidecar.get("system")), str(sidecar.get("backend")), str(sidecar.get("backend_version"))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fpmsdk.errors import FpmDataError
+from fpmsdk.errors import FpmDataError, FpmNotCollectedError
 from fpmsdk.perfdb import forward_writer
 from fpmsdk.perfdb.forward_cells import build_table
 from fpmsdk.perfdb.forward_pair import read_pair
@@ -257,6 +257,10 @@ class TestMerge:
         with pytest.raises(FpmDataError, match="attention_backend.*'auto' and 'fa3'"):
             merge_pairs(str(target), [str(other)])
         assert files(tmp_path / "a") == before
+
+    def test_a_source_that_is_not_there_was_not_collected(self, tmp_path):
+        with pytest.raises(FpmNotCollectedError, match=r"File does not exist at .*none\.parquet"):
+            merge_pairs(str(tmp_path / "t.parquet"), [str(tmp_path / "none.parquet")])
 
     def test_a_source_without_a_sidecar_is_an_error(self, tmp_path):
         one = write_pair(tmp_path / "a", ROWS)
