@@ -127,13 +127,19 @@ def test_values_of_arrays_are_values(tmp_path):
 NEW = [prefill(1, 512, 0, 4.0, **RUN)]
 
 
-def killed_at(call, path, count):
-    """Publish in a process that dies at the `count`-th call of a function; whether it came so far."""
+def forked():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
         child = os.fork()
     if child == 0:
         signal.alarm(60)
+    return child
+
+
+def killed_at(call, path, count):
+    """Publish in a process that dies at the `count`-th call of a function; whether it came so far."""
+    child = forked()
+    if child == 0:
         module, name = (forward_writer.os, call) if call == "replace" else (forward_writer, call)
         function, calls = getattr(module, name), []
 
@@ -234,6 +240,21 @@ def test_concurrent_publishers_lose_no_row(tmp_path):
     for thread in threads:
         thread.join()
     assert read(path).coordinates[0].tolist() == list(range(1, 9))
+
+
+def test_nor_do_publishers_in_other_processes(tmp_path):
+    path = str(tmp_path / "t.parquet")
+    children = []
+    for batch in range(1, 5):
+        child = forked()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                publish_rows(path, [decode(batch, 64, 1.0, cell_id=f"cell-{batch}")])
+                os._exit(0)
+            os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
+    assert read(path).coordinates[0].tolist() == [1, 2, 3, 4]
 
 
 class TestMerge:

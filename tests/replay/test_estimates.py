@@ -115,6 +115,24 @@ def test_estimates_of_operators_are_asked_by_known_tokens(tmp_path):
     assert replayed == told
 
 
+def test_pools_of_disaggregated_serving_are_told_apart(model):
+    trace = Trace.from_arrays([0.0, 1000.0], [40, 40], [3, 3])
+    report = replay_trace(
+        trace,
+        launch={"engine": ENGINE | {"worker_type": "decode"}},
+        prefill_launch={"engine": ENGINE | {"worker_type": "prefill", "speedup_ratio": 2.0}},
+        timing=model,
+        prefill_timing=model,
+    )
+    prefill_rows = pass_estimates(report, model, pool="prefill")["fpm_prefill"]
+    assert figures(prefill_rows) == [(2, 0.5, 5.0, [(1.0, 40.0, 0.0)])]
+    assert pass_estimates(report, model, pool="prefill")["fpm_decode"] == []
+    decode_rows = pass_estimates(report, model, pool="decode")["fpm_decode"]
+    assert {count for count, *_ in figures(decode_rows)} == {2}
+    with pytest.raises(ConfigError, match="None; the passes are of decode and prefill"):
+        pass_estimates(report, model)
+
+
 def test_what_cannot_be_told_is_an_error(model):
     report = replay(model, STAGGERED, record_passes=False)
     with pytest.raises(ConfigError, match="record_passes"):
