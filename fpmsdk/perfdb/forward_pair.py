@@ -170,7 +170,7 @@ def _read_sidecar(path: str) -> dict[str, Any]:
         raise _fault(path, "the sidecar is missing") from None
     except OSError as fault:
         raise FpmDataError(f"perf database error: cannot read {path}: {fault.strerror}") from fault
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise _fault(path, f"the sidecar is not JSON: {fault}") from fault
     if not isinstance(document, dict):
         raise _fault(path, f"the sidecar must be a JSON object, found {type(document).__name__}")

@@ -338,7 +338,7 @@ def _sync(path: str) -> None:
 def _json(path: str) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise FpmDataError(f"perf database error: {path}: the sidecar cannot be read: {fault}") from fault
     if not isinstance(document, dict):
         raise FpmDataError(f"perf database error: {path}: the sidecar must be a JSON object")

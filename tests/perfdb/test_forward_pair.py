@@ -1,5 +1,7 @@
+import contextlib
 import hashlib
 import json
+from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -116,7 +118,7 @@ def test_a_digest_mismatch_names_both_digests(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\ufeff{}"])
+@pytest.mark.parametrize("text", ["{", "[]", "\ufeff{}", '{"a":' * 100_000])
 def test_a_sidecar_that_is_no_json_object_is_an_error(tmp_path, text):
     with pytest.raises(FpmDataError, match="sidecar"):
         read(write_pair(tmp_path, ROWS, sidecar=text))
@@ -239,3 +241,32 @@ def test_a_dcp_column_without_a_type_is_an_error(tmp_path):
     table = pa.Table.from_pylist(ROWS).append_column("dcp", pa.nulls(4))
     with pytest.raises(FpmDataError, match="dcp must hold integers"):
         read(write_pair(tmp_path, table))
+
+
+def resealed(path, content):
+    """Put other bytes in place of a table, with a sidecar that vouches for them."""
+    sidecar = path.with_suffix(".metadata.json")
+    document = json.loads(sidecar.read_text()) | {"parquet_sha256": hashlib.sha256(content).hexdigest()}
+    path.write_bytes(content)
+    sidecar.write_text(json.dumps(document))
+
+
+def test_a_table_that_was_published_truncated_is_an_error_at_any_length(tmp_path):
+    path = write_pair(tmp_path, ROWS)
+    content = path.read_bytes()
+    for length in range(0, len(content), max(1, len(content) // 64)):
+        resealed(path, content[:length])
+        with pytest.raises(FpmDataError, match="not a complete Parquet file"):
+            read(path)
+
+
+def test_damaged_bytes_are_an_error_or_other_values_never_another_exception(tmp_path):
+    path = write_pair(tmp_path, ROWS)
+    content, random = path.read_bytes(), Random(5)
+    for _ in range(200):
+        damaged = bytearray(content)
+        for _ in range(random.choice((1, 1, 2, 5))):
+            damaged[random.randrange(len(damaged))] = random.randrange(256)
+        resealed(path, bytes(damaged))
+        with contextlib.suppress(FpmDataError):
+            read(path)
