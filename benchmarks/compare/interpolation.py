@@ -198,7 +198,8 @@ def first_models(config: dict[str, Any], folder: Path) -> dict[str, float]:
     for _ in range(NUM_PROCESSES):
         for side, names in sides.items():
             command = [sys.executable, "-c", _FIRST_MODEL, *names, str(path)]
-            ran = subprocess.run(command, capture_output=True, text=True, check=True)
+            # From another directory: the package that is installed, not a source tree.
+            ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
             times[side].append(float(ran.stdout) * 1e3)
     return {f"import_and_first_model_{side}_ms": round(statistics.median(found), 1) for side, found in times.items()}
 
