@@ -42,6 +42,8 @@ class ForwardPassPerfModel:
     Built by `best_available`. Any number of threads may estimate while one tunes: every answer equals the answer after
     some prefix of the tuning calls. Models are neither pickled nor copied.
 
+    Source: fpm-model.md sections 1 and 2; clients.md section 2.1.
+
     Example
     -------
     >>> model = ForwardPassPerfModel.best_available(
@@ -103,6 +105,13 @@ class ForwardPassPerfModel:
         ConfigError: the configuration is malformed, unknown or contradictory, or both or neither source is given.
         PerfDataNotAvailableError: only performance data are missing.
         MissingCapabilityError: this release has no implementation of what is asked for; names it.
+
+        Source: fpm-model.md sections 2.1 and 4.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model
+        <ForwardPassPerfModel qwen3-small-random on cpu-2-cores, vllm aggregated, fpm_regression>
         """
         if (config is None) == (state_snapshot is None):
             raise ConfigError("give exactly one of config and state_snapshot")
@@ -112,12 +121,38 @@ class ForwardPassPerfModel:
 
     @staticmethod
     def normalize_config(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
-        """The canonical form of a configuration, validated, without building a model."""
+        """The canonical form of a configuration, validated, without building a model.
+
+        Parameters
+        ----------
+        config: as `best_available`.
+
+        Raises
+        ------
+        As `fpmsdk.config.normalize_request`.
+
+        Source: fpm-model.md section 3.3.
+
+        >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "systems_paths": ["/."]}
+        >>> canonical = ForwardPassPerfModel.normalize_config(config)
+        >>> canonical["systems_paths"], canonical["tp"]
+        (['/'], 1)
+        """
         return _normalized(config)
 
     @staticmethod
     def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> NoReturn:
-        """Deployment identity for learned artifacts."""
+        """Deployment identity for learned artifacts.
+
+        Raises
+        ------
+        MissingCapabilityError: always; this release has no learned estimators.
+
+        >>> ForwardPassPerfModel.learned_identity({})
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.MissingCapabilityError: this release has no learned estimators (learned_identity)
+        """
         raise MissingCapabilityError("this release has no learned estimators (learned_identity)")
 
     @staticmethod
@@ -152,11 +187,30 @@ class ForwardPassPerfModel:
 
     @classmethod
     def from_learned(cls, source: Any, options: Mapping[str, Any] | None = None) -> NoReturn:
-        """Build a model from a learned artifact."""
+        """Build a model from a learned artifact.
+
+        Raises
+        ------
+        MissingCapabilityError: always; this release has no learned estimators.
+
+        >>> ForwardPassPerfModel.from_learned("artifact.json")
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.MissingCapabilityError: this release has no learned estimators (from_learned)
+        """
         raise MissingCapabilityError("this release has no learned estimators (from_learned)")
 
     def close(self) -> None:
-        """Drop the estimator; later calls fail with AttributeError. Closing twice is harmless."""
+        """Drop the estimator; later calls fail with AttributeError. Closing twice is harmless.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.close()
+        >>> model.diagnostics()
+        Traceback (most recent call last):
+            ...
+        AttributeError: this ForwardPassPerfModel is closed
+        """
         self.__dict__.pop("_estimator", None)
         self.__dict__.pop("_kind", None)
 
@@ -175,6 +229,15 @@ class ForwardPassPerfModel:
         Raises
         ------
         MetricsError: a field of the wrong type or range, contradictory counts, another message version.
+
+        Source: fpm-model.md section 5.3.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> [round(model.estimate_forward_pass_time_ms(metrics), 3) for metrics in (decode, [decode, {}], {})]
+        [5.221, 5.221, 0.0]
         """
         return self._estimator.serving.estimate_iteration(metrics, _decode_frame)
 
@@ -184,6 +247,19 @@ class ForwardPassPerfModel:
         Parameters
         ----------
         batch: `FpmBatch`, or a sequence of iterations in the forms of `estimate_forward_pass_time_ms`.
+
+        Raises
+        ------
+        MetricsError: as `estimate_forward_pass_time_ms`; names the iteration.
+
+        Source: fpm-model.md section 5.3.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> model.estimate_many([decode, {}]).round(3).tolist()
+        [5.221, 0.0]
         """
         columns = _columns(batch)
         if columns is None:
@@ -196,6 +272,14 @@ class ForwardPassPerfModel:
         """A compiled timing model for replays: what has been learned by now, unaffected by later tuning.
 
         Source: engine-and-replay.md section 4.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> from fpmsdk import Trace, replay_trace
+        >>> trace = Trace.from_arrays([0.0], prompt_tokens=[128], output_tokens=[1])
+        >>> round(replay_trace(trace, timing=model.timing_model()).summary["mean_ttft_ms"], 3)
+        15.222
         """
         from fpmsdk._ext.pricing import FpmTiming
 
@@ -294,6 +378,16 @@ class ForwardPassPerfModel:
         ------
         MetricsError: a field of the wrong type or range (nothing is learned), or an iteration that contradicts itself
             or the worker type (the iterations before it stay learned).
+
+        Source: fpm-model.md section 5.4.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> model.tune_with_fpms([[decode | {"wall_time": 0.008}]] * 5)
+        >>> round(model.estimate_forward_pass_time_ms(decode), 3)
+        8.0
         """
         source: IterationSource | None = _columns(iterations)
         if source is None:
@@ -303,13 +397,31 @@ class ForwardPassPerfModel:
             self._estimator.learn_from(source)
 
     def skipped_iterations(self) -> dict[str, int]:
-        """Iterations that taught nothing, counted by reason since construction."""
+        """Iterations that taught nothing, counted by reason since construction.
+
+        Source: fpm-model.md section 5.4.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.tune_with_fpms([{"wall_time": 0.01}])
+        >>> model.skipped_iterations()["idle"]
+        1
+        """
         return self._estimator.skipped_iterations()
 
     # --- reports ---
 
     def diagnostics(self) -> dict[str, Any]:
-        """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
+        """Source, readiness, retained observations and provenance of the model; the caller owns the dict.
+
+        Source: fpm-model.md section 2.2.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> report = model.diagnostics()
+        >>> report["source"], report["readiness"], report["provenance"]["selected_estimation_mode"]
+        ('fallback_regression', 'insufficient_data', 'fpm_regression')
+        """
         report: dict[str, Any] = self._report.copy()
         # Copying a template with all keys and filling it in costs half of building the dict anew.
         report["source"], ready, report["retained_observations"], report["correction_ready_buckets"] = (
@@ -320,15 +432,47 @@ class ForwardPassPerfModel:
         return report
 
     def regression_store_diagnostics(self) -> list[dict[str, Any]]:
-        """Workload kind, readiness and retained observations of each regression store; empty for native models."""
+        """Workload kind, readiness and retained observations of each regression store; empty for native models.
+
+        Source: fpm-model.md section 2.1.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> store = model.regression_store_diagnostics()[0]
+        >>> store["workload_kind"], store["retained_observations"]
+        ('pure_decode', 0)
+        """
         return self._kind.store_diagnostics()
 
     def readiness_report(self) -> dict[str, Any]:
-        """Which stores can answer, and why the others cannot. Source: fpm-model.md section 8."""
+        """Which stores can answer, and why the others cannot.
+
+        Returns
+        -------
+        `kind`, `ready`, the regression `stores`, and in `correction` whether it is enabled and ready, and its stores.
+
+        Source: fpm-model.md section 8.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import op_level_config
+        >>> model = ForwardPassPerfModel.best_available(op_level_config(tempfile.mkdtemp()))
+        >>> report = model.readiness_report()
+        >>> report["ready"], report["correction"]["stores"][0]["reason"]
+        (True, 'below_min_observations')
+        """
         return self._kind.readiness_report()
 
     def deployment_topology(self) -> dict[str, Any]:
-        """Identity of the deployment that the model stands for. Source: fpm-model.md section 8."""
+        """Identity of the deployment that the model stands for: model, system, backend, sizes, precisions.
+
+        Source: fpm-model.md section 8.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> topology = model.deployment_topology()
+        >>> topology["model"], topology["tp"]
+        ('qwen3-small-random', 1)
+        """
         return deployment_topology(self._selection.config, corrected=self._kind.is_corrected)
 
     def engine_launch_mismatches(self, launch_args: Mapping[str, Any]) -> list[str]:
@@ -337,21 +481,54 @@ class ForwardPassPerfModel:
         Raises
         ------
         LaunchConfigError: the launch arguments are invalid by themselves.
+
+        Source: engine-and-replay.md section 1.5.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.engine_launch_mismatches({"engine": {}, "tensor_parallel_size": 2})
+        ['tensor_parallel_size conflicts with canonical tp']
         """
         from fpmsdk.launch import config_engine_launch_mismatches
 
         return config_engine_launch_mismatches(launch_args, self._selection.config)
 
     def get_min_correction_factor(self) -> float | None:
-        """Smallest ready correction factor; None when there is none."""
+        """Smallest ready correction factor; None when there is none.
+
+        Source: fpm-model.md section 6.6.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> ForwardPassPerfModel.best_available(MODEL).get_min_correction_factor() is None
+        True
+        """
         return min(self._kind.correction_factors(), default=None)
 
     def get_max_correction_factor(self) -> float | None:
-        """Largest ready correction factor; None when there is none."""
+        """Largest ready correction factor; None when there is none.
+
+        Source: fpm-model.md section 6.6.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> observed_s = 1.5 * model.estimate_forward_pass_time_ms(decode) / 1000
+        >>> model.tune_with_fpms([[decode | {"wall_time": observed_s}]] * 5)
+        >>> round(model.get_max_correction_factor(), 3)
+        1.5
+        """
         return max(self._kind.correction_factors(), default=None)
 
     def get_avg_correction_factor(self) -> float | None:
-        """Mean of the ready correction factors; None when there is none."""
+        """Mean of the ready correction factors; None when there is none.
+
+        Source: fpm-model.md section 6.6.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> ForwardPassPerfModel.best_available(MODEL).get_avg_correction_factor() is None
+        True
+        """
         factors = self._kind.correction_factors()
         total = 0.0
         for factor in factors:  # in store order; `sum` would add with compensation
@@ -377,19 +554,43 @@ class ForwardPassPerfModel:
         return self._kind.query_coverage()
 
     def learned_feature_names(self) -> list[str] | None:
-        """Features of a learned estimator; None for other kinds."""
+        """Features of a learned estimator; None for other kinds.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.learned_feature_names() is None
+        True
+        """
         return None
 
     def learned_metadata(self) -> dict[str, Any] | None:
-        """Metadata of a learned estimator; None for other kinds."""
+        """Metadata of a learned estimator; None for other kinds.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.learned_metadata() is None
+        True
+        """
         return None
 
     def learned_online_diagnostics(self) -> dict[str, Any] | None:
-        """Counters of an online learner; None for other kinds."""
+        """Counters of an online learner; None for other kinds.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.learned_online_diagnostics() is None
+        True
+        """
         return None
 
     def learned_selector_diagnostics(self) -> dict[str, Any] | None:
-        """Decisions of a causal selector; None for other kinds."""
+        """Decisions of a causal selector; None for other kinds.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.learned_selector_diagnostics() is None
+        True
+        """
         return None
 
     # --- queries of some kinds of model ---
@@ -409,6 +610,14 @@ class ForwardPassPerfModel:
         UnsupportedQueryError: not a native model.
         ConfigError: a count is no integer or out of its range.
         PerfDataNotAvailableError: the data do not cover the phase.
+
+        Source: fpm-model.md section 2.1.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.static_phase_latency(batch_size=1, input_tokens=128, output_tokens=2, prefill=True), 3)
+        15.222
         """
         return self._kind.static_phase_latency(batch_size, input_tokens, output_tokens, prefill=prefill)
 
@@ -432,6 +641,15 @@ class ForwardPassPerfModel:
         Raises
         ------
         As `static_phase_latency`.
+
+        Source: op-level.md section 5.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import op_level_config
+        >>> model = ForwardPassPerfModel.best_available(op_level_config(tempfile.mkdtemp()))
+        >>> rows = model.static_phase_diagnostics(batch_size=2, context_length=100, prefill=False)
+        >>> rows[3]["name"], rows[3]["source"], rows[3]["latency_ms"] > rows[3]["details"]["sol"]["latency_ms"]
+        ('generation_attention', 'silicon', True)
         """
         return self._kind.static_phase_diagnostics(batch_size, context_length, prefix, prefill=prefill)
 
@@ -441,6 +659,12 @@ class ForwardPassPerfModel:
         Raises
         ------
         As `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_prefill_latency(bs=2, isl=128), 3)
+        23.766
         """
         return self._kind.prefill_latency(bs, isl, prefix)
 
@@ -459,6 +683,12 @@ class ForwardPassPerfModel:
         Raises
         ------
         As `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_prefill_latency_total(2, total_prefill_tokens=256, total_kv_read_tokens=0), 3)
+        23.766
         """
         return self._kind.prefill_latency_total(batch_size, total_prefill_tokens, total_kv_read_tokens)
 
@@ -468,6 +698,12 @@ class ForwardPassPerfModel:
         Raises
         ------
         As `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_decode_latency_total(batch_size=2, total_past_kv_tokens=300), 3)
+        5.548
         """
         return self._kind.decode_latency_total(batch_size, total_past_kv_tokens)
 
@@ -540,23 +776,78 @@ class ForwardPassPerfModel:
         return self._kind.decode_kv_ceiling()
 
     def vision_operations(self, shapes: Sequence[Mapping[str, int]]) -> list[tuple[str, float, float, str]]:
-        """Operations of the vision encoder."""
+        """Operations of the vision encoder.
+
+        Raises
+        ------
+        UnsupportedQueryError: the model is no such estimator; this release has none.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.vision_operations([])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnsupportedQueryError: vision_operations needs a model with an encoder (encoder_parallel)...
+        """
         raise self._needs("vision_operations", "a model with an encoder (encoder_parallel)")
 
     def flush_updates(self) -> None:
-        """Apply pending updates of an online learner."""
+        """Apply pending updates of an online learner.
+
+        Raises
+        ------
+        UnsupportedQueryError: the model is no such estimator; this release has none.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.flush_updates()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnsupportedQueryError: flush_updates needs an online fpm_learned estimator...
+        """
         raise self._needs("flush_updates", "an online fpm_learned estimator")
 
     def export_learned_artifact(self) -> dict[str, Any]:
-        """The artifact of a learned estimator."""
+        """The artifact of a learned estimator.
+
+        Raises
+        ------
+        UnsupportedQueryError: the model is no such estimator; this release has none.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.export_learned_artifact()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnsupportedQueryError: export_learned_artifact needs an fpm_learned estimator...
+        """
         raise self._needs("export_learned_artifact", "an fpm_learned estimator")
 
     def save_online_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Save an online learner."""
+        """Save an online learner.
+
+        Raises
+        ------
+        UnsupportedQueryError: the model is no such estimator; this release has none.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.save_online_checkpoint("checkpoint")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnsupportedQueryError: save_online_checkpoint needs an online fpm_learned estimator...
+        """
         raise self._needs("save_online_checkpoint", "an online fpm_learned estimator")
 
     def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
-        """Save what tuning has learned."""
+        """Save what tuning has learned.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> ForwardPassPerfModel.best_available(MODEL).save_state_snapshot("saved")
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.MissingCapabilityError: this release cannot save state snapshots (save_state_snapshot)
+        """
         raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
 
     def _needs(self, query: str, needed: str) -> UnsupportedQueryError:
@@ -564,7 +855,13 @@ class ForwardPassPerfModel:
 
 
 def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
-    """Identity and readiness of a saved state, without loading the model."""
+    """Identity and readiness of a saved state, without loading the model.
+
+    >>> inspect_state_snapshot("saved")
+    Traceback (most recent call last):
+        ...
+    fpmsdk.errors.MissingCapabilityError: this release cannot read state snapshots (inspect_state_snapshot)
+    """
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
 
 
