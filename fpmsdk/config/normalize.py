@@ -10,6 +10,7 @@ import marshal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk.config.checkpoint import check_architecture
 from fpmsdk.config.estimator import SPLINE
 from fpmsdk.config.fields import CONFIG
@@ -53,8 +54,8 @@ def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] =
     """
     document = _document(config)
     key = _key(document, is_registered)
-    if (written := _accepted.get(key)) is not None:
-        known: dict[str, Any] = marshal.loads(written)
+    if (accepted := _accepted.get(key)) is not None:
+        known: dict[str, Any] = accepted.copy()
         _check_surroundings(known)
         return known
     parsed = _checked(document)
@@ -67,7 +68,7 @@ def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] =
 # Sweeps and planners build many models from few configurations. One that was accepted is not read again; what lies
 # outside of it is looked at every time.
 _KEPT = 64
-_accepted: dict[Any, bytes] = {}
+_accepted: dict[Any, PlainTemplate] = {}
 
 
 def _key(document: Any, is_registered: Callable[[str], bool]) -> Any:
@@ -82,13 +83,9 @@ def _remember(key: Any, canonical: dict[str, Any]) -> None:
     # A relative path of a snapshot means another file from another working directory.
     if key is None or canonical["estimator_config"].get("state_snapshot") is not None:
         return
-    try:
-        written = marshal.dumps(canonical)
-    except ValueError:
-        return
     if len(_accepted) >= _KEPT:
         _accepted.clear()
-    _accepted[key] = written
+    _accepted[key] = PlainTemplate(canonical)
 
 
 def _check_surroundings(config: dict[str, Any]) -> None:
@@ -103,6 +100,8 @@ def check_config(config: ConfigInput) -> dict[str, Any]:
     Parameters and errors as `normalize_config`, except that no file is ever needed. The method stays
     `auto`, and non-finite feature weights are floats: use it to read fields, `normalize_config` to store or
     send them.
+
+    Source: fpm-model.md section 3.3.
 
     Example
     -------
@@ -128,8 +127,15 @@ def normalize_request(config: ConfigInput, is_registered: Callable[[str], bool] 
     """Return the canonical form of what a user wrote, systems paths and presets resolved on this machine.
 
     As `normalize_config` after `request_document`. This is the form a model is built from.
+    Parameters: `config` and `is_registered` as for `normalize_config`.
+    Returns: a new dict of every field in serialisation order.
     Raises: as both.
     Source: fpm-model.md sections 2.4 and 3.1.
+
+    >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"}
+    >>> written = normalize_request(config | {"transfer_policy": "balanced", "systems_paths": ["/."]})
+    >>> written["transfer_policy"], written["systems_paths"], written["tp"]
+    (['xquant', 'xshape'], ['/'], 1)
     """
     return normalize_config(request_document(config), is_registered)
 

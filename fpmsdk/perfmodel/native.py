@@ -66,7 +66,10 @@ def load_source(root_path: str, system: str, external: str | None) -> DataSource
     ------
     UnknownSystemError, PerfDataCorruptError: as opening the root would.
     """
-    root = SystemsRoot(root_path)
+    place = os.path.abspath(root_path)
+    if (known := known_fingerprint(place, system, external)) is not None:
+        return DataSource(place, system, external, known)
+    root = SystemsRoot(place)
     root.spec(system)
     try:
         return DataSource(root.path, system, external, fingerprint(root, system, external))

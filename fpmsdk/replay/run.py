@@ -104,7 +104,8 @@ def replay_trace(
     Parameters
     ----------
     trace: the requests.
-    launch: the engine, canonical or flat mapping or an `EngineLaunchConfig`; None is the default engine.
+    launch: the engine, canonical or flat mapping or an `EngineLaunchConfig`; None is the default engine. A cache that
+        it does not size follows from the profile of the timing model, where that has one.
     timing: what prices a pass: a `TimingModel`, an object whose method `timing_model()` returns one (a
         forward-pass model does: a frozen view of what it has learned), a mapping as the launch's
         `timing_model` (type fixed or polynomial), or an object with `predict_prefill_ms` and
@@ -143,6 +144,8 @@ def replay_trace(
     EmptyResultError: no request completed.
     ReplayInterrupted: Ctrl-C; its `report` has what was simulated so far.
 
+    Source: engine-and-replay.md sections 4 to 6.
+
     >>> trace = Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3])
     >>> launch = {"engine": {"timing_model": {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}}}
     >>> replay_trace(trace, launch=launch).summary["mean_ttft_ms"]
@@ -161,7 +164,7 @@ def replay_trace(
         max_sim_time_ms,
         sample_interval_ms,
     )
-    launch = _launch_config(launch)
+    launch = _sized(_launch_config(launch), timing)
     bounds = sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla)
     vllm_settings = {
         "scheduling_policy": scheduling_policy,
@@ -192,7 +195,11 @@ def replay_trace(
     prefill = None
     if prefill_launch is not None:
         prefill = plan(
-            _launch_config(prefill_launch), num_prefill_workers, prefill_timing, placement, "num_prefill_workers"
+            _sized(_launch_config(prefill_launch), prefill_timing),
+            num_prefill_workers,
+            prefill_timing,
+            placement,
+            "num_prefill_workers",
         )
         placement = "round_robin"
     _check_topology(launch, prefill, prefill_timing, num_prefill_workers, handoff_latency_ms)
@@ -382,6 +389,13 @@ def _launch_config(launch: EngineLaunchConfig | Mapping[str, Any] | None) -> Eng
     if isinstance(launch, EngineLaunchConfig):
         return launch
     return EngineLaunchConfig.from_mapping({"engine": {}} if launch is None else launch)
+
+
+def _sized(launch: EngineLaunchConfig, timing: Any) -> EngineLaunchConfig:
+    # A model with a profile of its deployment knows how large the cache is.
+    resize = getattr(timing, "sized_launch", None)
+    sized: EngineLaunchConfig = resize(launch) if callable(resize) else launch
+    return sized
 
 
 def _check_topology(
