@@ -83,8 +83,8 @@ def replayed(config, trace, record_passes=True, launch=None):
     model = ForwardPassPerfModel.best_available(config)
     return replay_trace(
         Trace.from_arrays(*trace),
-        launch=launch or {"engine": {"max_num_batched_tokens": 512}},
-        timing=model,
+        launch=launch or {"engine": {"max_num_batched_tokens": 512, "num_gpu_blocks": 512}},
+        timing=model.timing_model(),  # the profile tells nothing of the memory
         record_passes=record_passes,
     )
 
@@ -116,7 +116,7 @@ def test_every_mixed_pass_is_the_mixed_estimate_of_the_model(doubled):
     _, pinned = doubled
     model = ForwardPassPerfModel.best_available(pinned)
     # A chunk at a time beside decoding requests.
-    launch = {"engine": {"max_num_batched_tokens": 64}}
+    launch = {"engine": {"max_num_batched_tokens": 64, "num_gpu_blocks": 512}}
     passes = replayed(pinned, ([0.0, 1.0, 2.0], [64, 200, 300], [30, 8, 4]), launch=launch).passes.to_pylist()
     mixed = [row for row in passes if row["priced_num_prefill"] and row["priced_num_decode"]]
     assert len(mixed) > 3 and all(row["composed"] for row in mixed)
