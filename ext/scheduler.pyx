@@ -114,6 +114,10 @@ cdef class Requests:
             "cohort_key": np.zeros(count, np.int64),
             "next_due": np.zeros(count, np.int64),
         }
+        self._point()
+
+    cdef _point(self):
+        """Take the addresses of the arrays."""
         self.columns.prompt_tokens = <int64_t*>np.PyArray_DATA(self.arrays["prompt_tokens"])
         self.columns.output_tokens = <int64_t*>np.PyArray_DATA(self.arrays["output_tokens"])
         self.columns.priority = <int64_t*>np.PyArray_DATA(self.arrays["priority"])
@@ -130,6 +134,25 @@ cdef class Requests:
     def column(self, str name):
         """Return a copy of one property, e.g. `generated_tokens`, as a numpy array."""
         return self.arrays[name].copy()
+
+    def of(self, str name, slots):
+        """Return one property of some requests."""
+        return self.arrays[name][slots]
+
+    cdef grow(self, int64_t count):
+        """Have room for so many requests; only between passes."""
+        for name, column in self.arrays.items():
+            self.arrays[name] = np.concatenate([column, np.zeros(count - len(column), column.dtype)])
+        self.count = count
+        self._point()
+
+    cdef assign(self, slots, prompt_tokens, output_tokens, priority):
+        """Let indices stand for new requests."""
+        for column in self.arrays.values():
+            column[slots] = 0
+        self.arrays["prompt_tokens"][slots] = prompt_tokens
+        self.arrays["output_tokens"][slots] = output_tokens
+        self.arrays["priority"][slots] = priority
 
 
 cdef class Scheduler:

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -6,6 +7,12 @@ from numpy.typing import ArrayLike, NDArray
 from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.scheduler import Requests
 from fpmsdk._ext.workers import WorkerPool
+
+class Supply(Protocol):
+    def next_requests(self) -> Mapping[str, NDArray[Any]] | None: ...
+    def placed(self, slots: NDArray[np.int64]) -> None: ...
+    def ended(self, slots: NDArray[np.int64]) -> None: ...
+    def gaps(self, rows: NDArray[np.void]) -> None: ...
 
 class Replay:
     @property
@@ -33,5 +40,7 @@ class Replay:
         max_sim_time_ms: float = ...,
         sample_interval_ms: float = 0.0,
         request_ids: Sequence[str] | None = None,
+        supply: Supply | None = None,
+        ended_at_once: int = 2048,
     ) -> None: ...
     def run(self) -> None: ...

@@ -56,6 +56,10 @@ cdef class Requests:
     cdef dict arrays
     cdef RequestColumns columns
 
+    cdef _point(self)
+    cdef grow(self, int64_t count)
+    cdef assign(self, slots, prompt_tokens, output_tokens, priority)
+
 
 cdef struct IndexList:
     int64_t* items
