@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
@@ -18,7 +19,7 @@ from fpmsdk.replay.builder import check_span
 from fpmsdk.replay.formats.reader import Reader
 from fpmsdk.replay.formats.source import no_requests
 from fpmsdk.replay.portions import Portion
-from fpmsdk.replay.rows import Row
+from fpmsdk.replay.rows import PlacedRow, Row
 from fpmsdk.replay.timeline import Timeline
 
 _ROWS_PER_STEP = 1000
@@ -27,7 +28,7 @@ _CACHE_KIB = 4096
 
 _COLUMNS = (
     *("line", "name", "session_id", "at", "end", "delay", "prompt_tokens", "output_tokens", "priority"),
-    *("dp_rank", "prefill_dp_rank", "hash_ids"),
+    *("dp_rank", "prefill_dp_rank", "hash_ids", "awaits"),
 )
 # Beside what the source says: where the row stands in its session, and when and where that begins.
 _TABLE = f"create table rows (id integer primary key, {', '.join(_COLUMNS)}, first_at, first_id, turn, delay_ms)"
@@ -44,7 +45,7 @@ class Spool:
 
     Raises
     ------
-    TraceError: the source breaks a rule, has no requests, or has sessions that branch.
+    TraceError: the source breaks a rule, or has no requests.
     """
 
     def __init__(self, reader: Reader, advance: Callable[[int], None] = lambda rows: None) -> None:
@@ -60,8 +61,22 @@ class Spool:
         """Give the disk back."""
         self._rows.close()
 
+    def rows(self) -> Iterator[PlacedRow]:
+        """The requests in the order of the source."""
+        wanted = (
+            "name, session_id, first_at, delay_ms, prompt_tokens, output_tokens, priority, dp_rank, prefill_dp_rank, "
+            "hash_ids, awaits, turn"
+        )
+        for name, session, at, *columns, hash_ids, awaits, turn in self._rows.execute(
+            f"select {wanted} from rows order by id"
+        ):
+            arrival_ms = self._reader.clock.to_ms(at - self._origin) if turn == 0 else None
+            steps = [] if awaits is None else array("q", awaits).tolist()
+            blocks = array("Q", hash_ids or b"").tolist()
+            yield PlacedRow._make((name, session, arrival_ms, *columns, blocks, steps))
+
     def portions(self) -> Iterator[Portion]:
-        """The requests in the order of a trace."""
+        """The requests in the order of a trace, where no session branches."""
         order = "id" if self._is_in_order else "first_at, coalesce(first_id, id), turn"
         wanted = (
             "name, session_id, first_at, turn, delay_ms, prompt_tokens, output_tokens, priority, dp_rank, "
@@ -85,7 +100,8 @@ class Spool:
         self._rows.execute(_TABLE)
         self.num_requests = 0
         self._is_in_order = True
-        self.has_blocks = self._has_names = self._has_sessions = False
+        self.has_blocks = self.has_branches = self._has_names = self._has_sessions = False
+        self.left_out: Counter[str] = Counter()
         self._last_at: float | None = None
         self._rows.executemany(_INSERT, self._checked(advance))
         self.block_tokens = self._reader.block_tokens
@@ -101,7 +117,7 @@ class Spool:
         )
         (first, first_line), (last, last_line) = (
             self._rows.execute(
-                f"select first_at, line from rows where turn = 0 order by first_at {way} limit 1"
+                f"select first_at, line from rows where turn = 0 order by first_at {way}, id limit 1"
             ).fetchone()
             for way in ("asc", "desc")
         )
@@ -115,11 +131,9 @@ class Spool:
             if number % _ROWS_PER_STEP == 0:
                 advance(_ROWS_PER_STEP)
             if not isinstance(row, Row):
+                self.left_out[row.reason] += 1
                 continue
-            if row.awaits:
-                raise self._reader.fault(
-                    row, "awaits another row: sessions that branch are read whole, with Trace.read", "awaits"
-                )
+            self.has_branches = self.has_branches or bool(row.awaits)
             if row.session_id is None:
                 alone.place(row)
             self.num_requests += 1
@@ -143,6 +157,7 @@ class Spool:
                 row.dp_rank,
                 row.prefill_dp_rank,
                 array("Q", row.hash_ids[:used]).tobytes() if used else None,
+                array("q", row.awaits).tobytes() if row.awaits else None,
                 at,
             )
 
@@ -166,15 +181,16 @@ class Spool:
 
     def _place_turns(self) -> None:
         """Say of every row of a named session which turn it is and how long it waits."""
-        wanted = "session_id, id, line, prompt_tokens, output_tokens, at, end, delay, name"
+        wanted = "session_id, id, awaits, line, prompt_tokens, output_tokens, at, end, delay, name"
         rows = self._rows.execute(f"select {wanted} from rows where session_id is not null order by session_id, id")
         # Sorted before the first one comes, so that rows may be changed under way.
         writing = self._rows.cursor()
         for session_id, members in groupby(rows, key=lambda columns: columns[0]):
             timeline = Timeline(self._reader.clock, self._reader.fault, checks_names=False)
             first: tuple[float, int] | None = None
-            for _, id, *columns in members:
+            for _, id, awaits, *columns in members:
                 row = Row(*[*columns, session_id])
+                row.awaits = [] if awaits is None else array("q", awaits).tolist()
                 _, turn, delay_ms = timeline.place(row)
                 first = first or (row.at or 0, id)
                 writing.execute(
@@ -190,7 +206,7 @@ class Spool:
         session_ids[is_alone] = None
         # As Python numbers, whose differences do not wrap around.
         clock, origin = self._reader.clock, self._origin
-        arrival_ms = np.array([clock.to_ms(time - origin) for time in at])
+        arrival_ms = np.array([clock.to_ms(time - origin) for time in at], np.float64)
         arrival_ms[turn_index > 0] = np.nan
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([0 if block is None else len(block) // 8 for block in blocks], out=offsets[1:])

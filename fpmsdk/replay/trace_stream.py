@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fpmsdk.errors import TraceError
+from fpmsdk.replay.arrivals import arrival_portions_ms
 from fpmsdk.replay.formats import ReadOptions, open_trace
 from fpmsdk.replay.portions import Portion, portion_of
 from fpmsdk.replay.spool import Spool
@@ -93,6 +98,13 @@ class TraceStream:
         spool = Spool(
             open_trace(path, format, ReadOptions(block_tokens, time_unit, benchmark, nested_timestamps)), advance
         )
+        if spool.has_branches:
+            spool.close()
+            raise TraceError(
+                f"{path}: the trace has sessions that branch; read it whole, with Trace.read",
+                path=str(path),
+                field="awaits",
+            )
         return cls(
             spool.portions,
             num_requests=spool.num_requests,
@@ -148,6 +160,48 @@ class TraceStream:
             block_tokens=trace.block_tokens,
             has_blocks=len(trace.hash_ids) > 0,
             has_delays=bool(trace.delay_ms.any()),
+        )
+
+    def with_arrivals(
+        self,
+        *,
+        request_rate: float | None = None,
+        arrival_interval_ms: float | None = None,
+        arrival_seed: int | None = None,
+    ) -> TraceStream:
+        """The same requests in the same order with other arrivals, as `Trace.with_arrivals`; closes with this stream.
+
+        >>> stream = TraceStream.of(Trace.from_arrays([0.0, 7.0], [4, 4], [1, 1]))
+        >>> next(stream.with_arrivals(arrival_interval_ms=2.5).portions()).arrival_ms.tolist()
+        [0.0, 2.5]
+        """
+        if request_rate is None and arrival_interval_ms is None:
+            raise TraceError("with_arrivals sets none; give request_rate or arrival_interval_ms", field="request_rate")
+
+        def times() -> Iterator[NDArray[np.float64]]:
+            return arrival_portions_ms(
+                self.num_requests,
+                request_rate=request_rate,
+                arrival_interval_ms=arrival_interval_ms,
+                arrival_seed=arrival_seed,
+            )
+
+        next(times())  # its checks
+
+        def portions() -> Iterator[Portion]:
+            following = times()
+            for portion in self.portions():
+                is_first = portion.turn_index == 0
+                arrival_ms = np.full(len(portion), np.nan)
+                arrival_ms[is_first] = [next(following)[0] for _ in range(int(is_first.sum()))]
+                yield replace(portion, arrival_ms=arrival_ms)
+
+        return TraceStream(
+            portions,
+            num_requests=self.num_requests,
+            block_tokens=self.block_tokens,
+            has_blocks=self.has_blocks,
+            has_delays=self.has_delays,
         )
 
     def close(self) -> None:

@@ -66,6 +66,32 @@ def test_exports_that_cannot_be_are_rejected(trace, options, said):
     assert said in ran.stderr
 
 
+def test_a_stream_has_the_summary_of_the_whole_and_rows_in_a_file(trace, tmp_path):
+    whole = json.loads(run(trace, "--fixed", 30, 5, "--json").stdout)["summary"]
+    done = run(trace, "--fixed", 30, 5, "--stream", "--requests", tmp_path / "rows.parquet", "--json")
+    streamed = json.loads(done.stdout)["summary"]
+    figures = ("num_requests", "p99_ttft_ms", "mean_itl_ms", "duration_ms", "prefix_cache_reused_ratio")
+    assert [streamed[name] for name in figures] == [whole[name] for name in figures]
+    assert pq.read_table(tmp_path / "rows.parquet")["request_id"].to_pylist() == [f"request_{n}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--requests", "rows.parquet"), "--requests has no effect without --stream"),
+        (("--stream", "--html", "page.html"), "--html needs all requests in memory"),
+        (("--stream", "--series", "s.parquet"), "--series needs all requests in memory"),
+        (("--stream", "--fpm-stream", "s.parquet"), "--fpm-stream needs all requests in memory"),
+        (("--stream", "--head", 2), "--head needs all requests in memory"),
+        (("--stream", "--warm-prefix-cache"), "--warm-prefix-cache needs all requests in memory"),
+    ],
+)
+def test_what_needs_the_whole_trace_is_refused_of_a_stream(trace, options, said):
+    ran = run(trace, "--fixed", 30, 5, *options)
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+
+
 def interrupt_after(passes, monkeypatch):
     class Provider:
         left = passes
