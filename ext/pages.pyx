@@ -475,6 +475,9 @@ cdef class KvCache:
         """First allocation: the hits of the last lookup, then new blocks up to `tokens`, which the caller checked."""
         cdef BlockTable* table = &self.tables[request]
         cdef int64_t hit
+        if self.keys is None:
+            self.extend(request, 0, tokens)
+            return 0
         # All hits are taken before any new block: a request must not evict its own prefix.
         self._reserve_table(table, self.num_hits)
         for hit in range(self.num_hits):
@@ -488,8 +491,15 @@ cdef class KvCache:
         """Let the request, of which `computed` tokens are computed, hold `tokens`. All or nothing."""
         cdef BlockTable* table = &self.tables[request]
         cdef int64_t length = blocks_for(tokens, self.block_size)
+        if length <= table.length:
+            return True
         if length - table.length > self.pool.num_free():
             return False
+        if self.keys is None:
+            # Nobody will ask which blocks they are.
+            self.pool.num_touched += length - table.length
+            table.length = length
+            return True
         self._reserve_table(table, length)
         while table.length < length:
             table.blocks[table.length] = self.pool.take()
@@ -513,8 +523,9 @@ cdef class KvCache:
 
     cdef int touch(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil:
         """A member decodes; the caller has checked the demand."""
-        # Blocks that earlier passes have filled get their keys, which nobody else can ask for.
-        self.publish(request, computed)
+        if self.keys is not None:
+            # Blocks that earlier passes have filled get their keys, which nobody else can ask for.
+            self.publish(request, computed)
         self.extend(request, computed, computed + 1)
         return 0
 
@@ -544,6 +555,12 @@ cdef class KvCache:
     cdef void shrink(self, int64_t request, int64_t tokens) noexcept nogil:
         """Give back the unpublished blocks at the end that `tokens` do not need."""
         cdef BlockTable* table = &self.tables[request]
+        cdef int64_t surplus = table.length - blocks_for(tokens, self.block_size)
+        if self.keys is None:
+            if surplus > 0:
+                self.pool.num_touched -= surplus
+                table.length -= surplus
+            return
         while table.length > blocks_for(tokens, self.block_size):
             table.length -= 1
             self.pool.give_back(table.blocks[table.length])
@@ -561,6 +578,10 @@ cdef class KvCache:
     cdef void release(self, int64_t request) noexcept nogil:
         """Give everything back, the last block first, so that tails are evicted before heads."""
         cdef BlockTable* table = &self.tables[request]
+        if self.keys is None:
+            self.pool.num_touched -= table.length
+            table.length = 0
+            return
         while table.length > 0:
             table.length -= 1
             self.pool.give_back(table.blocks[table.length])

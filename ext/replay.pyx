@@ -13,7 +13,7 @@ from fpmsdk._ext.pricing cimport modeled_duration_ms
 from fpmsdk._ext.recorder cimport RecordedRequests, Recorder
 from fpmsdk._ext.rolling cimport RollingKeys
 from fpmsdk._ext.scheduler cimport Requests, append, known_tokens
-from fpmsdk._ext.workers cimport Rank, WorkerPool
+from fpmsdk._ext.workers cimport Rank, Worker, WorkerPool
 
 import numpy as np
 
@@ -391,16 +391,21 @@ cdef class Replay:
     cdef int _settle(self) except -1 nogil:
         """Everything that happens at `now_ms`: passes end, requests arrive, passes start."""
         cdef int64_t worker
+        cdef Worker* workers = self.workers.workers
         for worker in range(self.workers.num_workers):
-            if self.workers.is_due(worker, self.now_ms):
+            if workers[worker].busy and workers[worker].end_ms <= self.now_ms:
                 self._complete_pass(worker)
         while self._next_arrival_ms() <= self.now_ms:
             self._place(self.workers, self._pop_arrival())
         for worker in range(self.workers.num_workers):
             # Passes without duration follow one another before what they let in arrives: the loop comes back to
             # this instant for it.
-            while self.workers.can_start(worker) and self.workers.start_pass(worker, self.now_ms):
-                if self.workers.is_due(worker, self.now_ms):
+            while (
+                not workers[worker].busy
+                and self.workers.has_work(worker)
+                and self.workers.start_pass(worker, self.now_ms)
+            ):
+                if workers[worker].end_ms <= self.now_ms:
                     self._complete_pass(worker)
         return 0
 

@@ -22,16 +22,8 @@ cdef int64_t UNLIMITED = 2**62
 cdef enum:
     NONE = -1
     CALENDAR_SLOTS = 256  # a power of two; who is due later is looked at once a round
+    FEW_FINISHED = 4
     COHORT_PAUSE = 8      # a cohort that had to dissolve is likely to have to again
-
-
-cdef int append(IndexList* entries, int64_t value) except -1 nogil:
-    if entries.length == entries.capacity:
-        entries.capacity = max(16, 2 * entries.capacity)
-        entries.items = <int64_t*>resized(entries.items, entries.capacity * sizeof(int64_t))
-    entries.items[entries.length] = value
-    entries.length += 1
-    return 0
 
 
 cdef int64_t remove_at(IndexList* entries, int64_t position) noexcept nogil:
@@ -261,6 +253,7 @@ cdef class Scheduler:
         self.threshold_is_adaptive = long_prefill_token_threshold_adaptive
         # 0.29 and 0.30 were not recorded and count as older (vllm-facts.md 1.5).
         self.threshold_spares_lone_request = tuple(vllm_version) >= (0, 31)
+        self.describes_passes = True
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.reserves_whole_sequence = scheduler_reserve_full_isl
 
@@ -882,6 +875,8 @@ cdef class Scheduler:
         shape.kv_capacity_tokens = (
             shape.sum_decode_tokens if self.kv.counts_bytes() else self.num_gpu_blocks * self.kv.block_size
         )
+        if not self.describes_passes:
+            return
         record.num_prefill_requests = prefill_prompts.count
         record.var_prefill_length = variance(&prefill_prompts)
         record.num_decode_requests = decode_kv.count
@@ -909,7 +904,7 @@ cdef class Scheduler:
     cdef int complete(self) except -1 nogil:
         """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
         cdef RequestColumns* requests = &self.requests.columns
-        cdef int64_t position, request, kept = 0
+        cdef int64_t position, request
         self.emitted.length = self.burst_tokens.length = self.finished.length = 0
         # Who has no token to emit leaves first, so its blocks are evicted first.
         for position in range(self.num_scheduled):
@@ -937,13 +932,26 @@ cdef class Scheduler:
             requests.status[self.finished.items[position]] = COMPLETED
         self.capacity_generation += 1
         self.head_waits = False
+        self._remove_finished()
+        return 0
+
+    cdef void _remove_finished(self) noexcept nogil:
+        """Who finished leaves `running`, if it is still there."""
+        cdef int64_t position, found, kept = 0
+        if self.finished.length <= FEW_FINISHED:
+            # To look for a few is faster than to look at all.
+            for position in range(self.finished.length):
+                found = 0
+                while found < self.running.length and self.running.items[found] != self.finished.items[position]:
+                    found += 1
+                if found < self.running.length:
+                    remove_at(&self.running, found)
+            return
         for position in range(self.running.length):
-            request = self.running.items[position]
-            if requests.status[request] == RUNNING:
-                self.running.items[kept] = request
+            if self.requests.columns.status[self.running.items[position]] == RUNNING:
+                self.running.items[kept] = self.running.items[position]
                 kept += 1
         self.running.length = kept
-        return 0
 
     cdef int64_t _emit(self, const ScheduledItem* item) except -1 nogil:
         """A ready request gets its next token, or with drafts a burst; return how many."""

@@ -34,6 +34,7 @@ cdef class Rank:
             type(scheduler.kv) is KvCache
             or type(scheduler.kv) is ByteBudgetCache and (<ByteBudgetCache>scheduler.kv).counts_members
         )
+        scheduler.describes_passes = recorder.keeps_passes
         self.scheduler = scheduler
         self.pricer = pricer
         self.recorder = recorder

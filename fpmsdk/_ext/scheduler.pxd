@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int8_t, int64_t
 
-from fpmsdk._ext.pages cimport KvCache
+from fpmsdk._ext.pages cimport KvCache, resized
 from fpmsdk._ext.pricing cimport PassShape
 from fpmsdk._ext.speculation cimport DraftAcceptance
 
@@ -67,7 +67,13 @@ cdef struct IndexList:
     int64_t capacity
 
 
-cdef int append(IndexList* entries, int64_t value) except -1 nogil
+cdef inline int append(IndexList* entries, int64_t value) except -1 nogil:
+    if entries.length == entries.capacity:
+        entries.capacity = max(16, 2 * entries.capacity)
+        entries.items = <int64_t*>resized(entries.items, entries.capacity * sizeof(int64_t))
+    entries.items[entries.length] = value
+    entries.length += 1
+    return 0
 
 
 cdef struct IndexQueue:
@@ -133,6 +139,7 @@ cdef class Scheduler:
     cdef bint vllm_rules, by_priority, preempts_oldest, chunked_prefill, reserves_whole_sequence
     cdef Role role
     cdef bint never_evicts
+    cdef bint describes_passes          # fill in all of `record`; else only what is counted
     cdef bint threshold_spares_lone_request, threshold_is_adaptive
     cdef int64_t num_gpu_blocks, max_model_len, max_num_seqs, max_num_batched_tokens
     cdef int64_t long_prefill_token_threshold, watermark_blocks, prefill_schedule_interval
@@ -189,6 +196,7 @@ cdef class Scheduler:
     cdef bint submit(self, int64_t request) except -1 nogil
     cdef int schedule(self, int64_t wave_step) except -1 nogil
     cdef int complete(self) except -1 nogil
+    cdef void _remove_finished(self) noexcept nogil
     cdef bint has_work(self) noexcept nogil
     cdef bint pass_had_effect(self) noexcept nogil
 
