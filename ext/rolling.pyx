@@ -121,7 +121,7 @@ cdef class RollingKeys(PrefixKeys):
             for index in range(self.chains[request].length):
                 self.trie.mark(is_used, self.chains[request].keys[index] // self.pieces)
         for pool in pools:
-            for index in range(pool.num_touched):
+            for index in range(pool.num_touched if pool.publishes else 0):
                 self._mark_key(is_used, pool.blocks[index].key)
             # Who listens has not heard of these yet.
             for index in range(pool.num_logged):
