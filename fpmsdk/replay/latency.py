@@ -69,12 +69,9 @@ class Distribution:
         >>> Distribution.of_stream([1.0, 11.0], [3, 1]).median
         0.9989999999999999
         """
-        stream, weights = np.asarray(values, np.float64), np.asarray(counts, np.int64)
-        kept = np.isfinite(stream) & (weights > 0)
-        stream, inverse = np.unique(stream[kept], return_inverse=True)
+        stream, weights = merged_stream(values, counts)
         if stream.size == 0:
             return cls()
-        weights = np.bincount(inverse, weights[kept]).astype(np.int64)
         total = int(weights.sum())
         mean = float((stream * weights).sum() / total)
         # Buckets ascend with their values, so the rank is found among the values themselves.
@@ -95,6 +92,18 @@ class Distribution:
         2.0
         """
         return {f"{figure}_{name}": value for figure, value in asdict(self).items()}
+
+
+def merged_stream(values: ArrayLike, counts: ArrayLike) -> tuple[Float64, NDArray[np.int64]]:
+    """The distinct finite values of a stream in ascending order, and how often each occurred.
+
+    >>> [column.tolist() for column in merged_stream([2.0, 1.0, 2.0], [1, 5, 2])]
+    [[1.0, 2.0], [5, 3]]
+    """
+    stream, weights = np.asarray(values, np.float64), np.asarray(counts, np.int64)
+    kept = np.isfinite(stream) & (weights > 0)
+    stream, inverse = np.unique(stream[kept], return_inverse=True)
+    return stream, np.bincount(inverse, weights[kept], len(stream)).astype(np.int64)
 
 
 def rank_of(n: int, percent: int) -> int:

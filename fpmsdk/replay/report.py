@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fpmsdk.errors import ConfigError, EmptyResultError
 from fpmsdk.files import whole_file
 from fpmsdk.replay.fold import latencies_of
-from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla
+from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla, merged_stream
 from fpmsdk.replay.totals import Totals, first_rejected, provision
 
 if TYPE_CHECKING:
@@ -291,6 +291,7 @@ class ReplayReport:
     ) -> dict[str, Any]:
         done = self._completed
         latencies = self.latencies
+        gap_ms, gap_count = merged_stream(gap_ms, gap_count)
         positive = gap_ms > 0
         return {
             "num_ttft_samples": _present(latencies.ttft_ms[done]),
