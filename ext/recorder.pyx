@@ -94,6 +94,12 @@ cdef class Rows:
         self.length += 1
         return &self.memory[(self.length - 1) * self.row_bytes]
 
+    def taken(self):
+        """Return a copy of the rows and start with none again."""
+        rows = np.array(self.array())
+        self.length = 0
+        return rows
+
     def array(self):
         """Return the rows, not a copy: read-only, and the table cannot grow while it is in use."""
         return np.frombuffer(self, self.dtype) if self.length else np.empty(0, self.dtype)
@@ -167,9 +173,7 @@ cdef class Recorder:
 
     def taken_gaps(self):
         """Return a copy of `gaps` and start with none again; only between passes."""
-        gaps = np.array(self.gaps.array())
-        self.gaps.length = 0
-        return gaps
+        return self.gaps.taken()
 
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil:
         """Count one token gap of the pass whose entries start at `first_entry`."""

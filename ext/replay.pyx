@@ -12,7 +12,7 @@ from fpmsdk._ext.pages cimport resized
 from fpmsdk._ext.pricing cimport modeled_duration_ms
 from fpmsdk._ext.recorder cimport RecordedRequests, Recorder
 from fpmsdk._ext.rolling cimport RollingKeys
-from fpmsdk._ext.scheduler cimport Requests, append, known_tokens
+from fpmsdk._ext.scheduler cimport CANCELED, PENDING, Requests, append, known_tokens
 from fpmsdk._ext.workers cimport Rank, Worker, WorkerPool
 
 import numpy as np
@@ -192,6 +192,7 @@ cdef class Replay:
         self.request_ids = request_ids
 
     def __dealloc__(self):
+        free(self.cancels.items)
         free(self.ended.items)
         free(self.arrivals.events)
         free(self.transfers.events)
@@ -211,6 +212,94 @@ cdef class Replay:
             self.workers.leave_cohorts()
             if self.supply is not None:
                 self._hand_over_all()
+
+    # Step by step
+
+    def listen(self):
+        """Note what happens, for `step`."""
+        self.happenings = []
+
+    def submit(self, rows, double at_ms):
+        """Take over requests, one in each row of `supply.next_requests` without sessions; return their indices.
+
+        They arrive at a time, or now when it has passed.
+        """
+        slots = self._place_rows(rows)
+        for request in slots.tolist():
+            push(&self.arrivals, max(at_ms, self.now_ms), request)
+        return slots
+
+    def cancel(self, int64_t request):
+        """Take out a request: at once, or when the pass or the transfer that it is in has ended."""
+        if self.requests.columns.status[request] == PENDING:
+            self.requests.columns.status[request] = CANCELED  # to be noticed when it arrives
+            return
+        append(&self.cancels, request)
+        self._apply_cancels()
+
+    def next_event_ms(self):
+        """When something happens next; infinite when nothing does."""
+        return self._next_event_ms()
+
+    def step(self):
+        """Settle the next moment at which something happens; return that as (kind, request, tokens), in order.
+
+        Requests that ended are handed over, and their indices stand for nobody. Raises RequestNeverFitsError when
+        somebody waits for what never happens.
+        """
+        cdef double following = self._next_event_ms()
+        if following == INFINITY:
+            self._check_drained()
+        else:
+            with nogil:
+                self.now_ms = following
+                if self.prefill is None:
+                    self._settle()
+                else:
+                    while self._settle_disaggregated():
+                        pass
+        return self.taken_happenings()
+
+    def taken_happenings(self):
+        """What has happened since the last time."""
+        happenings, self.happenings = self.happenings, []
+        self._hand_over()
+        return happenings
+
+    cdef int _tell(self, Happening kind, int64_t request, int64_t tokens) except -1 nogil:
+        with gil:
+            self.happenings.append((kind, request, tokens))
+        return 0
+
+    cdef int _apply_cancels(self) except -1 nogil:
+        """Take out whom no pass holds; who ended in the meantime needs nothing."""
+        cdef int64_t position, kept = 0, request
+        for position in range(self.cancels.length):
+            request = self.cancels.items[position]
+            if self.recorder.requests.end_ms[request] == self.recorder.requests.end_ms[request]:
+                continue
+            if not self._cancel(request):
+                self.cancels.items[kept] = request
+                kept += 1
+        self.cancels.length = kept
+        return 0
+
+    cdef bint _cancel(self, int64_t request) except -1 nogil:
+        cdef RecordedRequests* record = &self.recorder.requests
+        if self.prefill is not None and record.source_held_ms[request] != record.source_held_ms[request]:
+            return self._cancel_in(self.prefill, record.prefill_worker[request], request)
+        return self._cancel_in(self.workers, record.worker[request], request)
+
+    cdef bint _cancel_in(self, WorkerPool pool, int64_t rank, int64_t request) except -1 nogil:
+        if pool.workers[rank // pool.dp_size].busy:
+            return False
+        if not (<Rank>pool.rank_pointers[rank]).scheduler.cancel(request):
+            return False
+        (<Rank>pool.rank_pointers[rank]).observe()
+        self.recorder.requests.end_ms[request] = self.now_ms
+        pool.placement.ended(request)
+        self._request_ended(request)
+        return True
 
     cdef int _begin(self) except -1 nogil:
         """The first arrivals."""
@@ -259,6 +348,15 @@ cdef class Replay:
         rows = self.supply.next_requests()
         if rows is None:
             return False
+        slots = self._place_rows(rows)
+        self.supply.placed(slots)
+        self.first_turns = slots[rows["first_turns"]]
+        self.first_arrival_ms = np.array(rows["arrival_ms"], np.float64)
+        self.num_started = 0
+        return True
+
+    cdef _place_rows(self, rows):
+        """Let free indices stand for the requests of some columns; return the indices."""
         count = len(rows["prompt_tokens"])
         if self.num_free_slots < count:
             self._grow(max(2 * self.requests.count, self.requests.count + count))
@@ -276,11 +374,7 @@ cdef class Replay:
             np.asarray(column)[slots] = rows[name]
         for pool in self._pools():
             (<WorkerPool>pool).assign(slots, rows)
-        self.supply.placed(slots)
-        self.first_turns = slots[rows["first_turns"]]
-        self.first_arrival_ms = np.array(rows["arrival_ms"], np.float64)
-        self.num_started = 0
-        return True
+        return slots
 
     cdef list _pools(self):
         return [self.workers] if self.prefill is None else [self.prefill, self.workers]
@@ -397,6 +491,8 @@ cdef class Replay:
                 self._complete_pass(worker)
         while self._next_arrival_ms() <= self.now_ms:
             self._place(self.workers, self._pop_arrival())
+        if self.cancels.length > 0:
+            self._apply_cancels()
         for worker in range(self.workers.num_workers):
             # Passes without duration follow one another before what they let in arrives: the loop comes back to
             # this instant for it.
@@ -423,6 +519,8 @@ cdef class Replay:
         while first_ms(&self.transfers) <= self.now_ms:
             self._transferred(pop(&self.transfers).request)
             settled += 1
+        if self.cancels.length > 0:
+            self._apply_cancels()
         for worker in range(self.prefill.num_workers):
             # As of an aggregated worker: passes without duration follow one another.
             while self.prefill.can_start(worker) and self.prefill.start_pass(worker, self.now_ms):
@@ -440,10 +538,16 @@ cdef class Replay:
 
     cdef int _place(self, WorkerPool pool, int64_t request) except -1 nogil:
         cdef bint is_prefill = self.prefill is not None
-        cdef int64_t rank = pool.placement.choose(
+        cdef int64_t rank
+        if self.requests.columns.status[request] == CANCELED:
+            self.recorder.requests.arrival_ms[request] = self.recorder.requests.end_ms[request] = self.now_ms
+            return self._request_ended(request)
+        rank = pool.placement.choose(
             request, self.prefill_dp_rank[request] if is_prefill else self.dp_rank[request]
         )
         self.recorder.requests.arrival_ms[request] = self.now_ms
+        if self.happenings is not None:
+            self._tell(ARRIVED, request, 0)
         if is_prefill:
             # Its token is hidden; it only takes the place of the first one in the scheduler.
             self.requests.columns.output_tokens[request] = min(1, self.output_tokens[request])
@@ -454,6 +558,8 @@ cdef class Replay:
 
     cdef int _request_ended(self, int64_t request) except -1 nogil:
         cdef int64_t following = self.next_turn[request]
+        if self.happenings is not None:
+            self._tell(ENDED, request, 0)
         if self.supply is not None and self._is_let_go(request):
             append(&self.ended, request)
         if self.branches:
@@ -512,6 +618,8 @@ cdef class Replay:
         cdef int64_t position, request
         for position in range(rank.scheduler.emitted.length):
             request = rank.scheduler.emitted.items[position]
+            if self.happenings is not None:
+                self._tell(EMITTED, request, rank.scheduler.burst_tokens.items[position])
             if self.requests.columns.generated_tokens[request] == 1:
                 self.workers.placement.prompt_done(request)
         for position in range(rank.num_ended()):
@@ -537,6 +645,8 @@ cdef class Replay:
         for position in range(source.scheduler.finished.length):
             request = source.scheduler.finished.items[position]
             self.prefill.placement.ended(request)
+            if self.happenings is not None:
+                self._tell(SOURCE_HELD, request, 0)
             destination = self.workers.placement.choose(request, self.dp_rank[request])
             self.recorder.requests.worker[request] = destination
             self._request_destination(request, <Rank>self.workers.rank_pointers[destination])
@@ -577,6 +687,8 @@ cdef class Replay:
             # Whole blocks move.
             block_size = rank.scheduler.kv.block_size
             tokens = ((tokens + block_size - 1) // block_size - rank.scheduler.kv.num_hits) * block_size
+        if self.happenings is not None:
+            self._tell(DESTINATION_RESERVED, request, tokens)
         push(&self.transfers, self.now_ms + self._transfer_ms(tokens), request)
         return True
 
@@ -600,6 +712,8 @@ cdef class Replay:
         (<Rank>self.workers.rank_pointers[destination]).scheduler.activate(request)
         (<Rank>self.workers.rank_pointers[destination]).observe()
         self.recorder.requests.destination_activated_ms[request] = self.now_ms
+        if self.happenings is not None:
+            self._tell(DESTINATION_ACTIVATED, request, 0)
         self._reserve_next(<Rank>self.workers.rank_pointers[destination])
         if self.prefill.workers[source].busy:
             return self.prefill.defer(source, request)
@@ -610,6 +724,8 @@ cdef class Replay:
         (<Rank>self.prefill.rank_pointers[source]).scheduler.release_source(request)
         (<Rank>self.prefill.rank_pointers[source]).observe()
         self.recorder.requests.source_released_ms[request] = self.now_ms
+        if self.happenings is not None:
+            self._tell(SOURCE_RELEASED, request, 0)
         if self.supply is not None and self.recorder.requests.end_ms[request] == self.recorder.requests.end_ms[request]:
             append(&self.ended, request)
         return 0

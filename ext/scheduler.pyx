@@ -11,6 +11,7 @@ from libc.stdlib cimport free
 from libc.string cimport memmove, memset
 
 from fpmsdk._ext.pages cimport KvCache, PrefixKeys, resized
+from fpmsdk._ext.rolling cimport RollingKeys
 from fpmsdk._ext.speculation cimport DraftAcceptance
 
 import numpy as np
@@ -367,6 +368,28 @@ cdef class Scheduler:
         self.kv.release(request)
         self.head_waits = False
         return 0
+
+    cdef bint cancel(self, int64_t request) except -1 nogil:
+        """Take a waiting or running request out, between passes and without a cohort; False when it is neither."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t position
+        if requests.status[request] == RUNNING:
+            for position in range(self.running.length):
+                if self.running.items[position] == request:
+                    remove_at(&self.running, position)
+                    break
+        elif requests.status[request] == WAITING or requests.status[request] == PREEMPTED:
+            for position in range(self.waiting.length):
+                if slot(&self.waiting, position)[0] == request:
+                    self._dequeue(position)
+                    break
+        else:
+            return False
+        self.kv.release(request)
+        requests.status[request] = CANCELED
+        self.capacity_generation += 1
+        self.head_waits = False
+        return True
 
     cdef int _join_cohort(self) except -1 nogil:
         """Who emitted in the last pass and follows the members in `running` goes on with them."""
@@ -1076,6 +1099,41 @@ cdef class Scheduler:
         if self.requests.columns.status[request] != PENDING:
             raise ValueError(f"request {request} was submitted before")
         return self.submit(request)
+
+    def take_over(self, slots, rows, int64_t count):
+        """Let indices, of `count` that there are from now on, stand for the requests of columns.
+
+        For a rank that is alone with its requests and has `RollingKeys` or none; between passes.
+        """
+        cdef PrefixKeys keys = self.kv.keys
+        if count > self.requests.count:
+            if keys is not None:
+                (<RollingKeys?>keys).grow(count)
+            self.requests.grow(count)
+            self.kv.grow(count)
+        self.requests.assign(slots, rows["prompt_tokens"], rows["output_tokens"], rows["priority"])
+        if keys is not None:
+            (<RollingKeys?>keys).assign(
+                slots, rows["prompt_tokens"], rows["output_tokens"], rows["hash_offsets"], rows["hash_ids"]
+            )
+
+    def give_up(self, slots):
+        """Indices stand for nobody any more."""
+        if self.kv.keys is not None:
+            (<RollingKeys?>self.kv.keys).forget(slots, [self.kv.pool])
+
+    def withdraw(self, int64_t request):
+        """Take a waiting or running request out, between passes; False when it is neither."""
+        return self.cancel(request)
+
+    def taken_kv_events(self):
+        """Return the (key, change) of blocks that were published (+1) and evicted (-1) since the last time."""
+        cdef int64_t index
+        events = [
+            (self.kv.pool.log[index].key, self.kv.pool.log[index].copies) for index in range(self.kv.pool.num_logged)
+        ]
+        self.kv.pool.num_logged = 0
+        return events
 
     def refusals(self):
         """Return what the engine says to each request that comes alone: int8[n] of `Refusal`.

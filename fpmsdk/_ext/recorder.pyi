@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 class Rows:
     def array(self) -> NDArray[np.void]: ...
+    def taken(self) -> NDArray[np.void]: ...
 
 class Recorder:
     @property

@@ -13,6 +13,16 @@ cdef struct Event:
     int64_t request
 
 
+cpdef enum Happening:
+    ARRIVED = 0
+    EMITTED = 1
+    SOURCE_HELD = 2
+    DESTINATION_RESERVED = 3
+    DESTINATION_ACTIVATED = 4
+    SOURCE_RELEASED = 5
+    ENDED = 6
+
+
 cdef struct EventQueue:
     Event* events       # binary heap
     int64_t length, capacity, num_pushed
@@ -55,6 +65,14 @@ cdef class Replay:
     cdef double last_sample_ms
     cdef readonly double now_ms
 
+    cdef list happenings               # for who steps; None: nobody listens
+    cdef IndexList cancels             # requests to take out as soon as no pass of theirs is in flight
+
+    cdef int _tell(self, Happening kind, int64_t request, int64_t tokens) except -1 nogil
+    cdef int _apply_cancels(self) except -1 nogil
+    cdef bint _cancel(self, int64_t request) except -1 nogil
+    cdef bint _cancel_in(self, WorkerPool pool, int64_t rank, int64_t request) except -1 nogil
+    cdef _place_rows(self, rows)
     cdef int _begin(self) except -1 nogil
     cdef bint _has_first_turn(self) except -1 nogil
     cdef int _find_next_first(self) except -1 nogil

@@ -16,6 +16,7 @@ cpdef enum Status:
     REJECTED = 5
     HELD = 6         # its prompt is computed on a prefill worker, which keeps the blocks for the transfer
     RESERVED = 7     # a decode worker has blocks for its prompt, the transfer is under way
+    CANCELED = 8
 
 
 cpdef enum Role:
@@ -193,6 +194,7 @@ cdef class Scheduler:
     cdef int64_t reserve_next(self) except -2 nogil
     cdef int activate(self, int64_t request) except -1 nogil
     cdef int release_source(self, int64_t request) except -1 nogil
+    cdef bint cancel(self, int64_t request) except -1 nogil
     cdef bint submit(self, int64_t request) except -1 nogil
     cdef int schedule(self, int64_t wave_step) except -1 nogil
     cdef int complete(self) except -1 nogil

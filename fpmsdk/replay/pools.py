@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,13 @@ class PoolPlan:
             fills_workers = self.launch.engine.worker_type != "aggregated"
             placement = Placement(self.num_workers, self.launch.dp_size, fills_workers)
         return WorkerPool(schedulers, self.pricer, placement, recorder, self.pass_by_pass, rolling)
+
+    def build_rank(self, trace_block_tokens: int, requests: Requests) -> Scheduler:
+        """Return one rank without a pool, for requests that come and go; it keeps its KV events."""
+        keys = None
+        if self.launch.engine.enable_prefix_caching:
+            keys = RollingKeys(requests.count, trace_block_tokens, self.launch.engine.block_size)
+        return replace(self, placement="kv_aware")._scheduler(requests, keys, 0)
 
     def refusals(self, trace: Trace) -> NDArray[np.int8]:
         """What a rank says to each request that comes alone, int8[n] of `Refusal`."""

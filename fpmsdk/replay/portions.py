@@ -6,7 +6,8 @@ A portion is what a trace is, but for the time it takes to serve it. Not where p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,3 +93,31 @@ def portion_of(trace: Trace, start: int, end: int) -> Portion:
         hash_offsets=trace.hash_offsets[start : end + 1] - first,
         hash_ids=trace.hash_ids[first : trace.hash_offsets[end]],
     )
+
+
+def lone_request(
+    request_id: str,
+    prompt_tokens: int,
+    output_tokens: int,
+    priority: int,
+    dp_rank: int,
+    prefill_dp_rank: int | None,
+    hash_ids: Sequence[int],
+    block_tokens: int,
+) -> Portion:
+    """A portion of one request; raises TraceError for what no trace may hold."""
+    trace = Trace.from_arrays(
+        [0.0],
+        [prompt_tokens],
+        [output_tokens],
+        request_ids=[request_id],
+        priority=[priority],
+        dp_rank=[dp_rank],
+        prefill_dp_rank=None if prefill_dp_rank is None else [prefill_dp_rank],
+        hash_ids=[list(hash_ids)] if len(hash_ids) else None,
+        block_tokens=block_tokens,
+    )
+    portion = portion_of(trace, 0, 1)
+    # As they were given: a trace numbers them anew.
+    given = np.array([int(value) for value in hash_ids[: len(portion.hash_ids)]], np.uint64)
+    return replace(portion, hash_ids=given.view(np.int64))

@@ -381,6 +381,7 @@ def outcome_columns(
     """What became of chosen requests, as columns of a report."""
     outcomes = np.full(len(Status), "unfinished", object)
     outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
+    outcomes[Status.CANCELED] = "canceled"
     reasons = rejection_reasons(plans[0].launch.engine, scheduler_rules)
     status = requests.of("status", chosen)
     was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")[chosen]) | (len(plans) == 1)
