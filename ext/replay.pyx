@@ -12,7 +12,7 @@ from fpmsdk._ext.pages cimport resized
 from fpmsdk._ext.pricing cimport modeled_duration_ms
 from fpmsdk._ext.recorder cimport RecordedRequests, Recorder
 from fpmsdk._ext.rolling cimport RollingKeys
-from fpmsdk._ext.scheduler cimport CANCELED, PENDING, Requests, append, known_tokens
+from fpmsdk._ext.scheduler cimport CANCELED, FAILED, KV_CAPACITY, PENDING, Requests, append, known_tokens
 from fpmsdk._ext.workers cimport Rank, Worker, WorkerPool
 
 import numpy as np
@@ -588,6 +588,7 @@ cdef class Replay:
         cdef RecordedRequests* record = &self.recorder.requests
         return (
             self.prefill is None
+            or self.requests.columns.status[request] == FAILED
             or record.source_held_ms[request] != record.source_held_ms[request]
             or record.source_released_ms[request] == record.source_released_ms[request]
         )
@@ -658,13 +659,24 @@ cdef class Replay:
     cdef int _request_destination(self, int64_t request, Rank rank) except -1 nogil:
         self.requests.columns.output_tokens[request] = self.output_tokens[request]
         if not rank.scheduler.kv.can_ever_hold(self.requests.columns.prompt_tokens[request]):
-            with gil:
-                self._raise_never_fits(rank, request)
+            return self._fail(request)
         rank.scheduler.add_destination(request)
         rank.observe()
         if not self.workers.workers[rank.index // self.workers.dp_size].busy:
             self._reserve_next(rank)
         return 0
+
+    cdef int _fail(self, int64_t request) except -1 nogil:
+        """No decode worker can ever take the prompt: the request is over, and its blocks are free."""
+        cdef RecordedRequests* record = &self.recorder.requests
+        cdef int64_t source = record.prefill_worker[request]
+        self.requests.columns.status[request] = FAILED
+        self.requests.columns.refusal[request] = KV_CAPACITY
+        record.worker[request] = -1
+        record.end_ms[request] = self.now_ms
+        (<Rank>self.prefill.rank_pointers[source]).scheduler.release_source(request)
+        (<Rank>self.prefill.rank_pointers[source]).observe()
+        return self._request_ended(request)
 
     cdef int64_t _reserve_destinations(self, int64_t worker) except -1 nogil:
         """One attempt for each rank of a decode worker; return how many succeeded."""

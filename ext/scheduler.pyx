@@ -354,6 +354,10 @@ cdef class Scheduler:
         make_room(queue)
         queue.length += 1
         position = queue.length - 1
+        if self.by_priority:
+            slot(queue, position)[0] = request
+            self._sift_up(position)
+            return 0
         while position > 0 and (
             self.requests.columns.arrival_order[request]
             < self.requests.columns.arrival_order[slot(queue, position - 1)[0]]
@@ -635,10 +639,17 @@ cdef class Scheduler:
 
     cdef int64_t _next_waiting(self) noexcept nogil:
         """Position in the queue of the request to admit next, -1 for none."""
-        cdef int64_t position = 0
+        cdef int64_t position = 0, best = -1
         if self.pending.length == 0:
             return 0
         # Blocks that are free now belong to the pending prompt; only who has blocks may go on.
+        if self.by_priority:
+            for position in range(self.waiting.length):
+                if self.requests.columns.computed_tokens[slot(&self.waiting, position)[0]] > 0 and (
+                    best < 0 or self._is_served_before(slot(&self.waiting, position)[0], slot(&self.waiting, best)[0])
+                ):
+                    best = position
+            return best
         while self.requests.columns.computed_tokens[slot(&self.waiting, position)[0]] == 0:
             position += 1
             if position == self.waiting.length:
@@ -1049,19 +1060,18 @@ cdef class Scheduler:
         return min(tokens, self.long_prefill_token_threshold)
 
     cdef int _enqueue(self, int64_t request) except -1 nogil:
-        """Queue a request: by key under the priority policy, else a preempted one first and a new one last."""
+        """Queue a request: by key under the priority policy, else a preempted one first and a new one last.
+
+        Under the priority policy the queue is a binary heap, so that only its first place is that of the order.
+        """
         cdef IndexQueue* queue = &self.waiting
-        cdef int64_t position
         make_room(queue)
         self._count_queued(request, 1)
         queue.length += 1
         if self.by_priority:
             self.head_waits = False
-            position = queue.length - 1
-            while position > 0 and self._is_served_before(request, slot(queue, position - 1)[0]):
-                slot(queue, position)[0] = slot(queue, position - 1)[0]
-                position -= 1
-            slot(queue, position)[0] = request
+            slot(queue, queue.length - 1)[0] = request
+            self._sift_up(queue.length - 1)
         elif self.requests.columns.status[request] == PREEMPTED:
             queue.head = (queue.head if queue.head > 0 else queue.capacity) - 1
             slot(queue, 0)[0] = request
@@ -1071,12 +1081,42 @@ cdef class Scheduler:
 
     cdef int64_t _dequeue(self, int64_t position) noexcept nogil:
         cdef int64_t request = slot(&self.waiting, position)[0]
+        self._count_queued(request, -1)
+        if self.by_priority:
+            self.waiting.length -= 1
+            slot(&self.waiting, position)[0] = slot(&self.waiting, self.waiting.length)[0]
+            if position < self.waiting.length:
+                self._sift_up(position)
+                self._sift_down(position)
+            return request
         while position > 0:
             slot(&self.waiting, position)[0] = slot(&self.waiting, position - 1)[0]
             position -= 1
         pop_front(&self.waiting)
-        self._count_queued(request, -1)
         return request
+
+    cdef void _sift_up(self, int64_t position) noexcept nogil:
+        cdef IndexQueue* queue = &self.waiting
+        cdef int64_t request = slot(queue, position)[0]
+        while position > 0 and self._is_served_before(request, slot(queue, (position - 1) // 2)[0]):
+            slot(queue, position)[0] = slot(queue, (position - 1) // 2)[0]
+            position = (position - 1) // 2
+        slot(queue, position)[0] = request
+
+    cdef void _sift_down(self, int64_t position) noexcept nogil:
+        cdef IndexQueue* queue = &self.waiting
+        cdef int64_t request = slot(queue, position)[0], child
+        while 2 * position + 1 < queue.length:
+            child = 2 * position + 1
+            if child + 1 < queue.length and self._is_served_before(
+                slot(queue, child + 1)[0], slot(queue, child)[0]
+            ):
+                child += 1
+            if not self._is_served_before(slot(queue, child)[0], request):
+                break
+            slot(queue, position)[0] = slot(queue, child)[0]
+            position = child
+        slot(queue, position)[0] = request
 
     cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil:
         if self.requests.columns.priority[request] != self.requests.columns.priority[other]:

@@ -100,6 +100,7 @@ cdef class Replay:
     cdef int _complete_prefill_pass(self, int64_t worker) except -1 nogil
     cdef int _hand_prompts_over(self, Rank source) except -1 nogil
     cdef int _request_destination(self, int64_t request, Rank rank) except -1 nogil
+    cdef int _fail(self, int64_t request) except -1 nogil
     cdef int64_t _reserve_destinations(self, int64_t worker) except -1 nogil
     cdef bint _reserve_next(self, Rank rank) except -1 nogil
     cdef double _transfer_ms(self, int64_t tokens) noexcept nogil

@@ -17,6 +17,7 @@ cpdef enum Status:
     HELD = 6         # its prompt is computed on a prefill worker, which keeps the blocks for the transfer
     RESERVED = 7     # a decode worker has blocks for its prompt, the transfer is under way
     CANCELED = 8
+    FAILED = 9       # its prompt is computed, but no decode worker can ever take it
 
 
 cpdef enum Role:
@@ -233,4 +234,6 @@ cdef class Scheduler:
     cdef int _enqueue(self, int64_t request) except -1 nogil
     cdef int64_t _dequeue(self, int64_t position) noexcept nogil
     cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil
+    cdef void _sift_up(self, int64_t position) noexcept nogil
+    cdef void _sift_down(self, int64_t position) noexcept nogil
     cdef void _count_queued(self, int64_t request, int sign) noexcept nogil

@@ -18,6 +18,7 @@ class Status(IntEnum):
     HELD = 6
     RESERVED = 7
     CANCELED = 8
+    FAILED = 9
 
 class Role(IntEnum):
     AGGREGATED = 0

@@ -69,11 +69,11 @@ class ReplayReport:
 
     Parameters
     ----------
-    requests: an array of length n per column: `request_id`, `session_id`, `rejection_reason` (str or
-        None), `status` (str; `completed`, `rejected` or `unfinished`), `turn_index`, `prompt_tokens`,
-        `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `num_admissions`,
-        `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
-        `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived. Of
+    requests: an array of length n per column: `request_id`, `session_id`, `rejection_reason` (str or None),
+        `status` (str; `completed`, `rejected`, `failed` of a prompt that no decode worker can take, or `unfinished`),
+        `turn_index`, `prompt_tokens`, `requested_output_tokens`, `output_tokens`, `reused_tokens`,
+        `first_reused_tokens`, `num_admissions`, `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`,
+        `first_admit_ms`, `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived. Of
         disaggregated serving also `prefill_worker`, `decode_reused_tokens` and the times of the transfer.
     admissions: `request` (row of `requests`), `at_ms` and `reused_tokens` of each admission, in order of time; of
         disaggregated serving also `pool`.

@@ -381,9 +381,16 @@ def outcome_columns(
     """What became of chosen requests, as columns of a report."""
     outcomes = np.full(len(Status), "unfinished", object)
     outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
-    outcomes[Status.CANCELED] = "canceled"
+    outcomes[Status.CANCELED], outcomes[Status.FAILED] = "canceled", "failed"
     reasons = rejection_reasons(plans[0].launch.engine, scheduler_rules)
     status = requests.of("status", chosen)
+    refusal = requests.of("refusal", chosen)
+    # One that a time limit cuts off in the pass of its rejection is not rejected yet.
+    said = reasons[np.where(status == Status.REJECTED, refusal, int(Refusal.ACCEPTED))]
+    if len(plans) > 1:
+        reasons = rejection_reasons(plans[1].launch.engine, scheduler_rules)
+        of_decoder = np.array([reason and f"{reason} of a decode worker" for reason in reasons], object)
+        said = np.where(status == Status.FAILED, of_decoder[refusal], said)
     was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")[chosen]) | (len(plans) == 1)
     names = (*_RECORDED_COLUMNS, *(_TRANSFER_COLUMNS if len(plans) > 1 else ()))
     return {
@@ -391,10 +398,7 @@ def outcome_columns(
         "output_tokens": np.where(was_with_decoder, requests.of("generated_tokens", chosen), 0),
         "num_preemptions": requests.of("num_preemptions", chosen),
         "status": outcomes[status],
-        # One that a time limit cuts off in the pass of its rejection is not rejected yet.
-        "rejection_reason": reasons[
-            np.where(status == Status.REJECTED, requests.of("refusal", chosen), int(Refusal.ACCEPTED))
-        ],
+        "rejection_reason": said,
         **{name: recorder.column(name)[chosen] for name in names},
     }
 

@@ -36,7 +36,7 @@ class Totals:
         """Count request columns, as a report has them."""
         done = columns["status"] == "completed"
         self.num_requests += len(done)
-        self.rejected += int((columns["status"] == "rejected").sum())
+        self.rejected += int(_is_refused(columns).sum())
         if not done.any():
             return
         self.completed += int(done.sum())
@@ -97,10 +97,16 @@ class Totals:
 
 def first_rejected(columns: Columns) -> tuple[str, str] | None:
     """Name and reason of the first rejected request of some columns."""
-    rows = np.flatnonzero(columns["status"] == "rejected")
+    rows = np.flatnonzero(_is_refused(columns))
     if not rows.size:
         return None
     return str(columns["request_id"][rows[0]]), str(columns["rejection_reason"][rows[0]])
+
+
+def _is_refused(columns: Columns) -> NDArray[np.bool_]:
+    # Whom no decode worker can take has failed for the same reason, only later.
+    refused: NDArray[np.bool_] = (columns["status"] == "rejected") | (columns["status"] == "failed")
+    return refused
 
 
 def _best_reuse(requests: Columns) -> NDArray[np.int64]:
