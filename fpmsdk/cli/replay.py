@@ -77,6 +77,13 @@ def replay(
         list[Path] | None,
         typer.Option("--frames", help="Price passes with a model tuned on this telemetry; may be repeated."),
     ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--recorded-passes",
+            help="Price every pass as it was recorded: what --fpm-stream wrote, or telemetry of an engine (.bin).",
+        ),
+    ] = None,
     config: ConfigOption = None,
     worker_type: WorkerTypeOption = None,
     attention_dp: AttentionDpOption = None,
@@ -140,7 +147,7 @@ def replay(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Replay requests; passes cost what the launch says, --fixed, or a model tuned on --frames.
+    """Replay requests; passes cost what the launch says, --fixed, --recorded-passes, or a model tuned on --frames.
 
     Exits with 1 when no request completed, and with 130 after Ctrl-C, when it has reported what was simulated so far.
     """
@@ -150,8 +157,7 @@ def replay(
 
     if sample_interval_ms is not None and series is None:
         raise ConfigError("--sample-interval-ms has no effect without --series; give both")
-    if fixed is not None and frames:
-        raise ConfigError("--fixed and --frames both price the passes; give one of them")
+    _check_one_price({"fixed": fixed, "frames": frames or None, "recorded_passes": recorded})
     if not frames and (config is not None or worker_type is not None or attention_dp is not None):
         raise ConfigError("--config and its like describe the model that --frames tunes; give --frames too")
     _check_stream(
@@ -204,6 +210,11 @@ def replay(
         timing = {"type": "fixed", "prefill_ms": fixed[0], "decode_ms": fixed[1]}
     elif frames:
         timing = tuned_model(frames, config, worker_type, attention_dp)
+    # What prices the passes prices those of both kinds of workers, but each has its own recording.
+    prefill_timing = timing if prefill_launch is not None else None
+    if recorded is not None:
+        timing = _recorded_passes(recorded, None if prefill_launch is None else "decode")
+        prefill_timing = None if prefill_launch is None else _recorded_passes(recorded, "prefill")
     bounds = {"ttft_ms": ttft_ms, "itl_ms": itl_ms, "e2e_ms": e2e_ms}
     count = requests.num_requests if isinstance(requests, TraceStream) else len(requests)
     serve: Any = (
@@ -228,8 +239,7 @@ def replay(
             prefill_launch=None
             if prefill_launch is None
             else read_object(prefill_launch, "the prefill launch configuration"),
-            # What prices the passes prices those of both kinds of workers.
-            prefill_timing=timing if prefill_launch is not None else None,
+            prefill_timing=prefill_timing,
             num_prefill_workers=prefill_workers,
             handoff_latency_ms=handoff_latency_ms,
             arrival_speedup_ratio=speedup,
@@ -258,6 +268,24 @@ def replay(
     )
     if report.partial:
         raise typer.Exit(INTERRUPTED)
+
+
+def _check_one_price(given: Mapping[str, Any]) -> None:
+    flags = [_flag({name: value}) for name, value in _given(given).items()]
+    if len(flags) > 1:
+        raise ConfigError(f"{flags[0]} and {flags[1]} both price the passes; give one of them")
+
+
+def _recorded_passes(path: Path, pool: str | None) -> Any:
+    """The passes of a file: messages of the wire, or a table that a replay has written."""
+    from fpmsdk.metrics import read_frames
+    from fpmsdk.replay import RecordedPasses
+
+    if path.name.endswith((".bin", ".bin.gz")):
+        if pool is not None:
+            raise ConfigError(f"{path}: messages do not tell prefill from decode workers; give .parquet or .arrow")
+        return RecordedPasses.from_frames(read_frames(path))
+    return RecordedPasses.from_stream(path, pool)
 
 
 def _check_stream(stream: bool, requests_file: Path | None, of_a_whole: Mapping[str, Any]) -> None:

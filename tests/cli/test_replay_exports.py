@@ -92,6 +92,21 @@ def test_what_needs_the_whole_trace_is_refused_of_a_stream(trace, options, said)
     assert said in ran.stderr
 
 
+@pytest.mark.parametrize("name", ["passes.parquet", "passes.arrow", "passes.bin"])
+def test_what_was_recorded_prices_the_run_again(trace, tmp_path, name):
+    first = run(trace, "--fixed", 30, 5, "--fpm-stream", tmp_path / name, "--output", tmp_path / "first.json")
+    assert first.exit_code == 0, first.output
+    again = run(trace, "--recorded-passes", tmp_path / name, "--output", tmp_path / "again.json")
+    assert again.exit_code == 0, again.output
+    one, other = (json.loads((tmp_path / name).read_text())["per_request"] for name in ("first.json", "again.json"))
+    assert one == other
+
+
+def test_two_prices_are_one_too_many(trace, tmp_path):
+    ran = run(trace, "--fixed", 30, 5, "--recorded-passes", tmp_path / "passes.bin")
+    assert (ran.exit_code, "--fixed and --recorded-passes both price the passes" in ran.stderr) == (2, True)
+
+
 def interrupt_after(passes, monkeypatch):
     class Provider:
         left = passes
