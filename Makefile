@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data test-browser conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz clean
+.PHONY: demo test test-data test-browser test-planner conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,7 +17,7 @@ demo: $(VENV)/.ready
 	$(BIN)/fpmsdk demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest tests fpmsdk -m 'not slow and not peer_data'
+	$(BIN)/python -m pytest tests fpmsdk -m 'not slow and not peer_data and not planner'
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -133,6 +133,36 @@ test-data: $(VENV)/.ready $(PEERS)/data/.ready
 	FPMSDK_TEST_SYSTEMS_013=$$site/aisimulate_core/systems \
 	FPMSDK_TEST_SYSTEMS_012=$$site/aiconfigurator_core/systems \
 	$(BIN)/python -m pytest tests -m peer_data
+
+# The unmodified Dynamo Planner on fpmsdk: its own tests, then its recorded numbers. Fails where it cannot be installed.
+PLANNER_NEEDS := pytest pytest-asyncio pytest-timeout pytest-mock msgspec pydantic pyyaml numpy scikit-learn pandas aiohttp \
+'kubernetes>=32.0.1,<33' prometheus-client prometheus-api-client pyzmq tqdm filterpy pmdarima prophet plotly grpcio protobuf \
+httpx redis zstandard
+
+$(PEERS)/planner/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/planner
+	$(PEERS)/planner/bin/pip install --quiet --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1 aiconfigurator-core==0.12.0
+	$(PEERS)/planner/bin/pip install --quiet $(PLANNER_NEEDS)
+	touch $@
+
+test-planner: $(PEERS)/planner/.ready $(PEERS)/data/.ready
+	$(call install,$(PEERS)/planner)
+	$(PEERS)/planner/bin/pip install --quiet --force-reinstall --no-deps ./fpmsdk/compat/distribution
+	$(PEERS)/planner/bin/python tests/planner/suite.py
+	site=$$($(PEERS)/data/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	FPMSDK_TEST_SYSTEMS_013=$$site/aisimulate_core/systems \
+	$(PEERS)/planner/bin/python -m pytest --noconftest -c /dev/null -q -W ignore tests/planner/test_vectors.py
+
+# Capacity searches of the same Planner over the peer's model and over ours.
+$(PEERS)/planner-peer/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/planner-peer
+	$(PEERS)/planner-peer/bin/pip install --quiet --pre --no-deps --only-binary :all: $(REPLAY_PEERS)
+	$(PEERS)/planner-peer/bin/pip install --quiet pyarrow packaging $(PLANNER_NEEDS)
+	touch $@
+
+compare-planner: $(PEERS)/planner-peer/.ready
+	$(call install,$(PEERS)/planner-peer)
+	$(PEERS)/planner-peer/bin/python benchmarks/compare/planner.py $(EVIDENCE)
 
 clean:
 	rm -rf build dist *.egg-info fpmsdk/_ext/*.so $(VENV)

@@ -15,10 +15,10 @@ cnp.import_array()
 # beyond the measured range by the utilisation of the nearest measurements.
 RESOLUTIONS = ("exact_lookup", "grid_interpolation", "ragged_transfer", "sol_transfer")
 # More than rounding can add to a squared distance in log2 space.
-cdef double ROUNDING = 1e-10
+cdef double ROUNDING = 1e-9
 
 cdef enum:
-    ROWS_AHEAD = 64     # on either side, looked at to begin a search
+    NODES_AHEAD = 64     # on either side, looked at to begin a search
 
 
 cdef int64_t lower_bound(const double* keys, int64_t low, int64_t high, double key) noexcept nogil:
@@ -105,225 +105,323 @@ cdef int carry_over(
     return GRID_HIT
 
 
+cdef inline double log2_of(double coordinate) noexcept nogil:
+    return log2(max(coordinate, 1e-12))
+
+
 cdef inline double squared_gap(double least, double most, double here) noexcept nogil:
     # Squared distance from `here` to an interval.
     cdef double gap = max(least - here, here - most)
     return gap * gap if gap > 0.0 else 0.0
 
 
-cdef void offer(Search* search, double squared_distance, int64_t leaf) noexcept nogil:
-    # Keep the nearest, in order of distance; the earlier measurement on ties.
-    cdef int i
-    if search.count == NUM_NEIGHBOURS + 1:
-        if not before(squared_distance, leaf, &search.nearest[NUM_NEIGHBOURS]):
-            return
-        search.count -= 1
-    i = search.count
-    while i > 0 and before(squared_distance, leaf, &search.nearest[i - 1]):
-        search.nearest[i] = search.nearest[i - 1]
-        i -= 1
-    search.nearest[i].squared_distance = squared_distance
-    search.nearest[i].leaf = leaf
-    search.count += 1
-    if search.count == NUM_NEIGHBOURS + 1:
-        search.reach = min(search.reach, search.nearest[NUM_NEIGHBOURS].squared_distance)
-
-
-cdef bint before(double squared_distance, int64_t leaf, const Neighbour* other) noexcept nogil:
+cdef inline bint before(double squared_distance, int64_t leaf, const Neighbour* other) noexcept nogil:
     if squared_distance != other.squared_distance:
         return squared_distance < other.squared_distance
     return leaf < other.leaf
 
 
-cdef void nodes_of(const Grid* grid, int64_t leaf, int64_t* nodes) noexcept nogil:
-    # The node of every level on the way down to a measurement.
+cdef void select_nearest(double here, Search* search) noexcept nogil:
+    # The nearest candidates of one query, in order of distance; the earlier measurement on ties.
+    cdef const Candidate* candidate
+    cdef double squared_distance
+    cdef int i, j, count = 0
+    for i in range(search.num_candidates):
+        candidate = &search.candidates[i]
+        squared_distance = (
+            candidate.outer_squared_distance + (candidate.log2_key - here) * (candidate.log2_key - here)
+        )
+        if count == NUM_NEIGHBOURS + 1:
+            if not before(squared_distance, candidate.leaf, &search.nearest[NUM_NEIGHBOURS]):
+                continue
+            count -= 1
+        j = count
+        while j > 0 and before(squared_distance, candidate.leaf, &search.nearest[j - 1]):
+            search.nearest[j] = search.nearest[j - 1]
+            j -= 1
+        search.nearest[j] = Neighbour(squared_distance, candidate.leaf, i)
+        count += 1
+    search.num_nearest = count
+
+
+cdef inline bint matters(const Search* search, double to_low, double to_high) noexcept nogil:
+    # Whether something at these squared distances from both ends of the series can be near a query between them. The
+    # difference of two such distances is linear in the query: who is nearer at both ends is nearer all along.
+    return to_low <= search.reach_low or to_high <= search.reach_high
+
+
+cdef void drop_candidates(Search* search) noexcept nogil:
+    # Keep those that still matter.
+    cdef const Candidate* candidate
+    cdef double to_low, to_high
+    cdef int i, count = 0
+    for i in range(search.num_candidates):
+        candidate = &search.candidates[i]
+        to_low, to_high = candidate.log2_key - search.low, candidate.log2_key - search.high
+        if matters(
+            search, candidate.outer_squared_distance + to_low * to_low,
+            candidate.outer_squared_distance + to_high * to_high,
+        ):
+            search.candidates[count] = candidate[0]
+            count += 1
+    search.num_candidates = count
+
+
+cdef void make_room(Search* search) noexcept nogil:
+    cdef Candidate[NUM_NEIGHBOURS + 1] nearest
+    cdef int i
+    if search.low != search.high:
+        drop_candidates(search)
+        if search.num_candidates == MAX_CANDIDATES:
+            search.one_by_one = True
+            search.reach_low = search.reach_high = -INFINITY
+        return
+    select_nearest(search.low, search)
+    for i in range(search.num_nearest):
+        nearest[i] = search.candidates[search.nearest[i].candidate]
+    for i in range(search.num_nearest):
+        search.candidates[i] = nearest[i]
+    search.num_candidates = search.num_nearest
+
+
+cdef void bound_reach(double to_low, double to_high, Search* search) noexcept nogil:
+    # The measurements nearest to the middle of the series, the sum of both distances tells, bound what can matter.
+    cdef double total = to_low + to_high
+    cdef int i = NUM_NEIGHBOURS
+    while i > 0 and total < search.anchors[i - 1].to_low + search.anchors[i - 1].to_high:
+        search.anchors[i] = search.anchors[i - 1]
+        i -= 1
+    search.anchors[i] = Anchor(to_low, to_high)
+    to_low = to_high = 0.0
+    for i in range(NUM_NEIGHBOURS + 1):
+        to_low = max(to_low, search.anchors[i].to_low)
+        to_high = max(to_high, search.anchors[i].to_high)
+    # Both bounds come from the same measurements: halves of two sets would bound nothing.
+    if to_low + to_high < search.reach_low + search.reach_high:
+        search.reach_low, search.reach_high = to_low + ROUNDING, to_high + ROUNDING
+
+
+cdef double sol_of(const Grid* grid, const Candidate* candidate, sol_function sol, const void* params) noexcept nogil:
+    cdef double[MAX_GRID_AXES] coordinates
     cdef int axis
-    cdef int64_t low, high, middle
-    nodes[grid.num_axes - 1] = leaf
-    for axis in range(grid.num_axes - 2, -1, -1):
-        low, high = 0, grid.num_nodes[axis]
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if grid.first[axis][middle] <= nodes[axis + 1]:
-                low = middle
-            else:
-                high = middle
-        nodes[axis] = low
+    for axis in range(grid.num_axes - 1):
+        coordinates[axis] = grid.keys[axis][candidate.outer_nodes[axis]]
+    coordinates[grid.num_axes - 1] = grid.keys[grid.num_axes - 1][candidate.leaf]
+    return sol(params, coordinates)
 
 
-cdef KnownLeaf know(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
-    cdef KnownLeaf known
-    cdef double coordinates[MAX_GRID_AXES]
-    cdef int axis
-    known.leaf = leaf
-    nodes_of(grid, leaf, known.nodes)
-    for axis in range(grid.num_axes):
-        coordinates[axis] = grid.keys[axis][known.nodes[axis]]
-    known.sol_ms = sol(params, coordinates)
-    return known
-
-
-cdef bint know_neighbours(const Grid* grid, sol_function sol, const void* params, Search* search) noexcept nogil:
-    # Fill `known` with the measurements in `nearest`; false if one of them has no positive roofline.
-    cdef KnownLeaf known[NUM_NEIGHBOURS + 1]
-    cdef bint all_positive = True
-    cdef int i, j
-    for i in range(search.count):
-        if i >= search.num_known or search.known[i].leaf != search.nearest[i].leaf:
-            break
-        all_positive &= search.known[i].sol_ms > 0.0
-    else:
-        search.num_known = search.count
-        return all_positive
-    all_positive = True
-    for i in range(search.count):
-        for j in range(search.num_known):
-            if search.known[j].leaf == search.nearest[i].leaf:
-                known[i] = search.known[j]
-                break
-        else:
-            known[i] = know(grid, search.nearest[i].leaf, sol, params)
-        all_positive &= known[i].sol_ms > 0.0
-    for i in range(search.count):
-        search.known[i] = known[i]
-    search.num_known = search.count
-    return all_positive
-
-
-cdef bint counts(const Grid* grid, int64_t leaf, sol_function sol, const void* params) noexcept nogil:
-    return grid.latency_ms[leaf] > 0.0 and know(grid, leaf, sol, params).sol_ms > 0.0
+cdef void offer(
+    const Grid* grid, int64_t leaf, double squared_distance, double to_low, double to_high, sol_function sol,
+    const void* params, Search* search,
+) noexcept nogil:
+    # A measurement, with its squared distances on the outer axes and from both ends of the series.
+    cdef Candidate* candidate
+    cdef int i
+    if search.num_candidates == MAX_CANDIDATES:
+        make_room(search)
+        if search.one_by_one:
+            return
+    candidate = &search.candidates[search.num_candidates]
+    candidate.outer_squared_distance = squared_distance
+    candidate.log2_key = grid.log2_keys[grid.num_axes - 1][leaf]
+    candidate.leaf = leaf
+    for i in range(MAX_GRID_AXES - 1):
+        candidate.outer_nodes[i] = search.outer_nodes[i]
+    candidate.is_priced = False
+    if search.check_leaves:
+        if not grid.latency_ms[leaf] > 0.0 or not sol_of(grid, candidate, sol, params) > 0.0:
+            return
+    search.num_candidates += 1
+    if to_low + to_high < search.anchors[NUM_NEIGHBOURS].to_low + search.anchors[NUM_NEIGHBOURS].to_high:
+        bound_reach(to_low, to_high, search)
 
 
 cdef void search_row(
-    const Grid* grid, int64_t low, int64_t high, double squared_distance, double here, sol_function sol,
-    const void* params, Search* search,
+    const Grid* grid, int64_t row, double squared_distance, sol_function sol, const void* params, Search* search
 ) noexcept nogil:
-    # The measurements of one row, outward from the query on either side until they are too far.
-    cdef const double* logs = grid.log2_keys[grid.num_axes - 1]
-    cdef int64_t right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
-    cdef int64_t node = right - 1
-    cdef double distance
-    while node >= low:
-        distance = squared_distance + (here - logs[node]) * (here - logs[node])
-        if distance > search.reach:
+    # The measurements of one row, outward from the series on either side until they are too far.
+    cdef int axis = grid.num_axes - 1
+    cdef const double* logs = grid.log2_keys[axis]
+    cdef int64_t begin = grid.first[axis - 1][row], end = grid.first[axis - 1][row + 1]
+    cdef int64_t right = end if logs[end - 1] < search.low else lower_bound(logs, begin, end, search.low)
+    cdef int64_t node
+    cdef double low, high, to_low, to_high
+    search.outer_nodes[axis - 1] = row
+    for node in range(right - 1, begin - 1, -1):
+        low, high = search.low - logs[node], search.high - logs[node]
+        to_low, to_high = squared_distance + low * low, squared_distance + high * high
+        if not matters(search, to_low, to_high):
             break
-        if not search.check_leaves or counts(grid, node, sol, params):
-            offer(search, distance, node)
-        node -= 1
-    while right < high:
-        distance = squared_distance + (logs[right] - here) * (logs[right] - here)
-        if distance > search.reach:
+        offer(grid, node, squared_distance, to_low, to_high, sol, params, search)
+    for node in range(right, end):
+        low, high = logs[node] - search.low, logs[node] - search.high
+        to_low, to_high = squared_distance + low * low, squared_distance + high * high
+        if high > 0.0 and not matters(search, to_low, to_high):
             break
-        if not search.check_leaves or counts(grid, right, sol, params):
-            offer(search, distance, right)
-        right += 1
+        offer(grid, node, squared_distance, to_low, to_high, sol, params, search)
+
+
+cdef inline bint row_matters(const Search* search, double distance, double least, double most) noexcept nogil:
+    return matters(
+        search, distance + squared_gap(least, most, search.low), distance + squared_gap(least, most, search.high)
+    )
+
+
+cdef int64_t best_row(
+    const Grid* grid, int64_t begin, int64_t end, int64_t right, const Search* search
+) noexcept nogil:
+    # Of the rows around `right` the one that may hold the nearest measurement.
+    cdef int axis = grid.num_axes - 2
+    cdef const double* logs = grid.log2_keys[axis]
+    cdef double here = search.outer[axis], bound, lowest = INFINITY
+    cdef int64_t row, best = begin
+    for row in range(max(begin, right - NODES_AHEAD), min(end, right + NODES_AHEAD)):
+        bound = (here - logs[row]) * (here - logs[row])
+        bound += squared_gap(grid.log2_least[axis][row], grid.log2_most[axis][row], search.low)
+        if bound < lowest:
+            best, lowest = row, bound
+    return best
 
 
 cdef void search_rows(
-    const Grid* grid, int64_t low, int64_t high, double squared_distance, const double* log2_query, sol_function sol,
-    const void* params, Search* search,
+    const Grid* grid, int64_t begin, int64_t end, double squared_distance, sol_function sol, const void* params,
+    Search* search,
 ) noexcept nogil:
-    # The rows [low, high) of one plane, outward on either side until they are too far.
+    # The rows [begin, end) of one plane, outward on either side until they are too far.
     cdef int axis = grid.num_axes - 2
     cdef const double* logs = grid.log2_keys[axis]
     cdef const double* least = grid.log2_least[axis]
     cdef const double* most = grid.log2_most[axis]
-    cdef const int64_t* first = grid.first[axis]
-    cdef double here = log2_query[axis], along = log2_query[axis + 1]
-    cdef int64_t right = high if logs[high - 1] < here else lower_bound(logs, low, high, here)
+    cdef double here = search.outer[axis]
+    cdef int64_t right = end if logs[end - 1] < here else lower_bound(logs, begin, end, here)
     cdef int64_t node, begun = -1
-    cdef double distance, bound, lowest = INFINITY
-    if search.reach == INFINITY:
+    cdef double distance
+    if search.reach_low == INFINITY:
         # Nothing bounds the first search. The row that may hold the nearest measurement bounds the rest closely.
-        for node in range(max(low, right - ROWS_AHEAD), min(high, right + ROWS_AHEAD)):
-            bound = (here - logs[node]) * (here - logs[node]) + squared_gap(least[node], most[node], along)
-            if bound < lowest:
-                begun, lowest = node, bound
+        begun = best_row(grid, begin, end, right, search)
         distance = squared_distance + (here - logs[begun]) * (here - logs[begun])
-        search_row(grid, first[begun], first[begun + 1], distance, along, sol, params, search)
-    for node in range(right - 1, low - 1, -1):
+        search_row(grid, begun, distance, sol, params, search)
+    for node in range(right - 1, begin - 1, -1):
         distance = squared_distance + (here - logs[node]) * (here - logs[node])
-        if distance > search.reach:
+        if not matters(search, distance, distance):
             break
-        if node != begun and distance + squared_gap(least[node], most[node], along) <= search.reach:
-            search_row(grid, first[node], first[node + 1], distance, along, sol, params, search)
-    for node in range(right, high):
+        if node != begun and row_matters(search, distance, least[node], most[node]):
+            search_row(grid, node, distance, sol, params, search)
+    for node in range(right, end):
         distance = squared_distance + (here - logs[node]) * (here - logs[node])
-        if distance > search.reach:
+        if not matters(search, distance, distance):
             break
-        if node != begun and distance + squared_gap(least[node], most[node], along) <= search.reach:
-            search_row(grid, first[node], first[node + 1], distance, along, sol, params, search)
+        if node != begun and row_matters(search, distance, least[node], most[node]):
+            search_row(grid, node, distance, sol, params, search)
 
 
-cdef void search_planes(
-    const Grid* grid, const double* log2_query, sol_function sol, const void* params, Search* search
+cdef inline bint bound_plane(
+    const Grid* grid, int64_t plane, double squared_distance, const Search* search, double* to_low, double* to_high
 ) noexcept nogil:
-    # The planes of a grid of three axes, the nearest first, until they are too far.
+    # How near its measurements can be to both ends of the series. A point's squared distance from a diagonal is half
+    # that of its sum.
+    cdef double low = search.outer[1] + search.low, high = search.outer[1] + search.high
+    cdef double least = grid.diagonal_least[plane], most = grid.diagonal_most[plane]
+    to_low[0] = squared_distance + 0.5 * squared_gap(least, most, low) - ROUNDING
+    to_high[0] = squared_distance + 0.5 * squared_gap(least, most, high) - ROUNDING
+    return matters(search, to_low[0], to_high[0])
+
+
+cdef void search_plane(
+    const Grid* grid, int64_t plane, double squared_distance, sol_function sol, const void* params, Search* search
+) noexcept nogil:
+    search.outer_nodes[0] = plane
+    search_rows(grid, grid.first[0][plane], grid.first[0][plane + 1], squared_distance, sol, params, search)
+
+
+cdef void search_planes(const Grid* grid, sol_function sol, const void* params, Search* search) noexcept nogil:
+    # The planes of a grid of three axes: first the one that may hold the nearest measurement, then outward on either
+    # side until they are too far.
     cdef const double* logs = grid.log2_keys[0]
-    cdef double here = log2_query[0], inner_sum = log2_query[1] + log2_query[2]
-    cdef int64_t right = lower_bound(logs, 0, grid.num_nodes[0], here), left = right - 1, node
-    cdef double to_left, to_right, distance, gap, diagonal
-    while left >= 0 or right < grid.num_nodes[0]:
-        to_left = here - logs[left] if left >= 0 else INFINITY
-        to_right = logs[right] - here if right < grid.num_nodes[0] else INFINITY
-        if to_left <= to_right:
-            node, distance = left, to_left * to_left
-            left -= 1
-        else:
-            node, distance = right, to_right * to_right
-            right += 1
-        if distance > search.reach:
-            return
-        gap = squared_gap(grid.log2_least[0][node], grid.log2_most[0][node], log2_query[1])
-        # A point's squared distance from a diagonal is half that of its sum.
-        diagonal = squared_gap(grid.diagonal_least[node], grid.diagonal_most[node], inner_sum)
-        if distance + max(gap, 0.5 * diagonal - ROUNDING) <= search.reach:
-            search_rows(
-                grid, grid.first[0][node], grid.first[0][node + 1], distance, log2_query, sol, params, search
-            )
+    cdef double here = search.outer[0], distance, to_low, to_high, lowest = INFINITY
+    cdef int64_t right = lower_bound(logs, 0, grid.num_nodes[0], here)
+    cdef int64_t plane, begun = 0
+    for plane in range(max(0, right - NODES_AHEAD), min(grid.num_nodes[0], right + NODES_AHEAD)):
+        bound_plane(grid, plane, (here - logs[plane]) * (here - logs[plane]), search, &to_low, &to_high)
+        if to_low + to_high < lowest:
+            begun, lowest = plane, to_low + to_high
+    search_plane(grid, begun, (here - logs[begun]) * (here - logs[begun]), sol, params, search)
+    for plane in range(right - 1, -1, -1):
+        distance = (here - logs[plane]) * (here - logs[plane])
+        if not matters(search, distance, distance):
+            break
+        if plane != begun and bound_plane(grid, plane, distance, search, &to_low, &to_high):
+            search_plane(grid, plane, distance, sol, params, search)
+    for plane in range(right, grid.num_nodes[0]):
+        distance = (here - logs[plane]) * (here - logs[plane])
+        if not matters(search, distance, distance):
+            break
+        if plane != begun and bound_plane(grid, plane, distance, search, &to_low, &to_high):
+            search_plane(grid, plane, distance, sol, params, search)
 
 
-cdef void find_nearest(
-    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search
-) noexcept nogil:
-    cdef double log2_query[MAX_GRID_AXES]
-    cdef double distance, gap
-    cdef int i, axis
-    for i in range(grid.num_axes):
-        log2_query[i] = log2(max(query[i], 1e-12))
-    # The neighbours of the query before bound how far those of this one can be.
-    search.reach = INFINITY
-    if search.num_known == NUM_NEIGHBOURS + 1:
-        search.reach = 0.0
-        for i in range(search.num_known):
-            distance = 0.0
-            for axis in range(grid.num_axes):
-                gap = log2_query[axis] - grid.log2_keys[axis][search.known[i].nodes[axis]]
-                distance += gap * gap
-            search.reach = max(search.reach, distance)
-    search.count = 0
+cdef void gather(const Grid* grid, sol_function sol, const void* params, Search* search) noexcept nogil:
+    # The candidates of the queries between `low` and `high`.
+    cdef int i
+    search.num_candidates = 0
+    search.reach_low = search.reach_high = INFINITY
+    for i in range(NUM_NEIGHBOURS + 1):
+        search.anchors[i] = Anchor(INFINITY, INFINITY)
     if grid.num_axes == MAX_GRID_AXES:
-        search_planes(grid, log2_query, sol, params, search)
+        search_planes(grid, sol, params, search)
     else:
-        search_rows(grid, 0, grid.num_nodes[0], 0.0, log2_query, sol, params, search)
+        search_rows(grid, 0, grid.num_nodes[0], 0.0, sol, params, search)
+    drop_candidates(search)
+
+
+cdef void begin_search(
+    const Grid* grid, const double* query, double low, double high, sol_function sol, const void* params,
+    Search* search,
+) noexcept nogil:
+    # For queries that differ on the last axis alone, where they lie between `low` and `high`.
+    cdef int axis
+    for axis in range(grid.num_axes - 1):
+        search.outer[axis] = log2_of(query[axis])
+    search.low = log2_of(low)
+    search.high = log2_of(high) if high != low else search.low
+    search.check_leaves = grid.has_zero
+    search.one_by_one = False
+    gather(grid, sol, params, search)
+
+
+cdef bint find_nearest(
+    const Grid* grid, double here, sol_function sol, const void* params, Search* search
+) noexcept nogil:
+    # Select those of one query and price them; false if one has no positive roofline.
+    cdef Candidate* candidate
+    cdef bint all_positive = True
+    cdef int i
+    if search.one_by_one:
+        search.low = search.high = here
+        gather(grid, sol, params, search)
+    select_nearest(here, search)
+    for i in range(search.num_nearest):
+        candidate = &search.candidates[search.nearest[i].candidate]
+        if not candidate.is_priced:
+            candidate.sol_ms = sol_of(grid, candidate, sol, params)
+            candidate.is_priced = True
+        all_positive &= candidate.sol_ms > 0.0
+    return all_positive
 
 
 cdef int weigh_nearest(
     const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, double* weights
 ) noexcept nogil:
     # The nearest measurements in joint log2 space with their weights; how many count.
-    cdef double radius, distance, total = 0.0
+    cdef double here = log2_of(query[grid.num_axes - 1]), radius, distance, total = 0.0
     cdef int i, used
-    search.check_leaves = grid.has_zero
-    find_nearest(grid, query, sol, params, search)
     # Rooflines are asked for only where they matter: nearly always all of them are positive.
-    if not know_neighbours(grid, sol, params, search):
+    if not find_nearest(grid, here, sol, params, search):
         search.check_leaves = True
-        search.num_known = 0
-        find_nearest(grid, query, sol, params, search)
-        know_neighbours(grid, sol, params, search)
-    used = min(search.count, NUM_NEIGHBOURS)
-    radius = sqrt(search.nearest[used].squared_distance) if search.count > used else INFINITY
+        gather(grid, sol, params, search)
+        find_nearest(grid, here, sol, params, search)
+    used = min(search.num_nearest, NUM_NEIGHBOURS)
+    radius = sqrt(search.nearest[used].squared_distance) if search.num_nearest > used else INFINITY
     for i in range(used):
         distance = sqrt(search.nearest[i].squared_distance)
         if radius == INFINITY:
@@ -341,9 +439,9 @@ cdef int weigh_nearest(
 cdef int hold(
     const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
 ) noexcept nogil:
-    # Beyond the measured range: the utilisation of the nearest measurements.
-    cdef double weights[NUM_NEIGHBOURS]
-    cdef double here = sol(params, query), there, total = 0.0, utilisation = 0.0, power = 0.0
+    # Beyond the measured range: the utilisation of the nearest measurements. The search covers the query.
+    cdef double[NUM_NEIGHBOURS] weights
+    cdef double here = sol(params, query), total = 0.0, utilisation = 0.0, power = 0.0
     cdef int64_t leaf
     cdef int i, used
     if not usable(here):
@@ -355,7 +453,7 @@ cdef int hold(
         total += weights[i]
     for i in range(used):
         leaf = search.nearest[i].leaf
-        utilisation += weights[i] * (search.known[i].sol_ms / grid.latency_ms[leaf])
+        utilisation += weights[i] * (search.candidates[search.nearest[i].candidate].sol_ms / grid.latency_ms[leaf])
         if grid.power_w != NULL:
             power += weights[i] * grid.power_w[leaf]
     answer.latency_ms = here / (utilisation / total)
@@ -379,9 +477,18 @@ cdef int hold_on_curve(
 cdef int grid_query(
     const Grid* grid, const double* query, sol_function sol, const void* params, Measurement* answer
 ) noexcept nogil:
+    cdef int status
+    cdef double last = query[grid.num_axes - 1]
     cdef Search search
-    search.num_known = 0
-    return grid_query_near(grid, query, sol, params, &search, answer)
+    if grid.num_nodes[0] == 0:
+        return GRID_MISS
+    status = resolve(grid, 0, 0, grid.num_nodes[0], query, sol, params, answer)
+    if status != GRID_OUT_OF_RANGE:
+        return status
+    if grid.num_axes == 1:
+        return hold_on_curve(grid, query, sol, params, answer)
+    begin_search(grid, query, last, last, sol, params, &search)
+    return hold(grid, query, sol, params, &search, answer)
 
 
 cdef int grid_query_series(
@@ -389,18 +496,20 @@ cdef int grid_query_series(
     Measurement* answers,
 ) noexcept nogil:
     # Queries on a grid of three axes that differ on the last one alone, where they ascend: the way down to it is found
-    # once, and the search along it goes on from the query before.
-    cdef double at[MAX_GRID_AXES]
+    # once, the search along it goes on from the query before, and one search finds the neighbours of all beyond it.
+    cdef double[MAX_GRID_AXES] at
     cdef Search search
     cdef Measurement lower, upper
     cdef int64_t plane, right = 0, upper_next = -1, lower_next = -1
     cdef double weight = 0.0
-    cdef bint exact = False, inside = False
-    cdef int i
+    cdef bint on_plane, exact = False, inside = False, searched = False
+    cdef int status, i
+    if grid.num_nodes[0] == 0:
+        return GRID_MISS
     at[0], at[1] = query[0], query[1]
-    search.num_known = 0
     plane = lower_bound(grid.keys[0], 0, grid.num_nodes[0], at[0])
-    if grid.sqrt_axis < 0 and plane < grid.num_nodes[0] and grid.keys[0][plane] == at[0]:
+    on_plane = grid.sqrt_axis < 0 and plane < grid.num_nodes[0] and grid.keys[0][plane] == at[0]
+    if on_plane:
         right = lower_bound(grid.keys[1], grid.first[0][plane], grid.first[0][plane + 1], at[1])
         exact = right < grid.first[0][plane + 1] and grid.keys[1][right] == at[1]
         inside = exact or grid.first[0][plane] < right < grid.first[0][plane + 1]
@@ -416,7 +525,15 @@ cdef int grid_query_series(
                 answers[i].power_w = lower.power_w + (upper.power_w - lower.power_w) * weight
                 continue
         at[2] = last[i]
-        if grid_query_near(grid, at, sol, params, &search, &answers[i]) != GRID_HIT:
+        status = GRID_OUT_OF_RANGE
+        if not on_plane or (inside and not exact):
+            status = resolve(grid, 0, 0, grid.num_nodes[0], at, sol, params, &answers[i])
+        if status == GRID_OUT_OF_RANGE:
+            if not searched:
+                begin_search(grid, at, last[i], last[count - 1], sol, params, &search)
+                searched = True
+            status = hold(grid, at, sol, params, &search, &answers[i])
+        if status != GRID_HIT:
             return GRID_MISS
     return GRID_HIT
 
@@ -448,18 +565,20 @@ cdef bint on_row(const Grid* grid, int64_t row, double key, int64_t* next, Measu
     return True
 
 
-cdef int grid_query_near(
-    const Grid* grid, const double* query, sol_function sol, const void* params, Search* search, Measurement* answer
-) noexcept nogil:
-    cdef int status
-    if grid.num_nodes[0] == 0:
-        return GRID_MISS
-    status = resolve(grid, 0, 0, grid.num_nodes[0], query, sol, params, answer)
-    if status != GRID_OUT_OF_RANGE:
-        return status
-    if grid.num_axes == 1:
-        return hold_on_curve(grid, query, sol, params, answer)
-    return hold(grid, query, sol, params, search, answer)
+cdef void nodes_of(const Grid* grid, int64_t leaf, int64_t* nodes) noexcept nogil:
+    # The node of every level on the way down to a measurement.
+    cdef int axis
+    cdef int64_t low, high, middle
+    nodes[grid.num_axes - 1] = leaf
+    for axis in range(grid.num_axes - 2, -1, -1):
+        low, high = 0, grid.num_nodes[axis]
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if grid.first[axis][middle] <= nodes[axis + 1]:
+                low = middle
+            else:
+                high = middle
+        nodes[axis] = low
 
 
 cdef int weigh_cell(
@@ -586,6 +705,7 @@ cdef class GridTable:
         cdef Search search
         cdef PythonSol sol = self.python_sol(coordinates, roofline_ms, at)
         cdef bint carried = False
+        cdef double last
         cdef int status, used, i
         if self.query(coordinates, roofline_ms) is None:
             return None
@@ -595,7 +715,8 @@ cdef class GridTable:
             return RESOLUTIONS[2 if carried else 0 if len(weights) == 1 else 1], weights
         if self.grid.num_axes == 1:
             return RESOLUTIONS[3], {0 if at[0] < self.grid.keys[0][0] else self.grid.num_nodes[0] - 1: 1.0}
-        search.num_known = 0
+        last = at[self.grid.num_axes - 1]
+        begin_search(&self.grid, at, last, last, python_sol_at, <void*>sol, &search)
         used = weigh_nearest(&self.grid, at, python_sol_at, <void*>sol, &search, near)
         total = sum([near[i] for i in range(used)])
         return RESOLUTIONS[3], {search.nearest[i].leaf: near[i] / total for i in range(used)}

@@ -1,6 +1,7 @@
 # Native estimators (fpm-model.md sections 5.2 to 5.4 and 6, op-level.md section 5): an engine prices every rank from
 # data, the slowest rank ends the iteration, and a factor learned from observed / native ratios corrects the result.
 
+from libc.math cimport isfinite
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
@@ -9,7 +10,7 @@ from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
 from fpmsdk._ext.features cimport FAULT_NONE, FaultSite, check_ranks, fault_error
 from fpmsdk._ext.frames cimport Records, is_rank
-from fpmsdk._ext.operators cimport OP_OK, OpAnswer, OpList, OpQuery, Operator
+from fpmsdk._ext.operators cimport OP_NOT_FINITE, OP_OK, OpAnswer, OpQuery, OpSol, Operator
 
 from fpmsdk._ext.frames import read_iterations
 
@@ -87,37 +88,90 @@ cdef void mixed_queries(const FpmRank* rank, OpQuery* queries) noexcept nogil:
     queries[GENERATION_ATTENTION] = OpQuery(d, max(rank.sum_decode_kv_tokens // d, 1), 0, d)
 
 
-cdef char* roles_of(OpList operators) except NULL:
-    cdef char* roles = <char*>malloc(operators.size + 1)
-    cdef Py_ssize_t i
-    if roles == NULL:
-        raise MemoryError
-    for i, operator in enumerate(operators.operators):
-        roles[i] = TOKEN_WISE
-        if getattr(operator, "is_logits", False):
-            roles[i] = LOGITS
-        elif operator.name == "context_attention":
-            roles[i] = CONTEXT_ATTENTION
-        elif operator.name == "generation_attention":
-            roles[i] = GENERATION_ATTENTION
-    return roles
+cdef class PassOps:
+    """The operators of one kind of pass in graph order.
+
+    Those that have one answer, such as the two norms of a layer, are asked once a pass. Operators of different roles
+    are not: they may be asked different queries.
+    """
+
+    def __init__(self, operators):
+        cdef Operator operator
+        cdef PassOp* item
+        cdef Py_ssize_t i, j
+        cdef int num_slots = 0
+        self.operators = tuple(operators)
+        self.size = len(self.operators)
+        self.items = <PassOp*>malloc((self.size + 1) * sizeof(PassOp))
+        if self.items == NULL:
+            raise MemoryError
+        for i in range(self.size):
+            operator = self.operators[i]
+            item = &self.items[i]
+            item[0] = PassOp(<void*>operator, operator.scale_factor, role_of(operator), -1, False)
+            for j in range(i):
+                if self.items[j].is_repeat or self.items[j].role != item.role:
+                    continue
+                if not operator.answers_as(self.operators[j]):
+                    continue
+                if self.items[j].slot < 0 and num_slots < MAX_SHARED:
+                    self.items[j].slot = num_slots
+                    num_slots += 1
+                item.slot = self.items[j].slot
+                item.is_repeat = item.slot >= 0
+                break
+
+    def __dealloc__(self):
+        free(self.items)
+
+
+cdef int role_of(Operator operator):
+    if getattr(operator, "is_logits", False):
+        return LOGITS
+    if operator.name == "context_attention":
+        return CONTEXT_ATTENTION
+    if operator.name == "generation_attention":
+        return GENERATION_ATTENTION
+    return TOKEN_WISE
 
 
 cdef tuple query_values(OpQuery query):
     return query.batch, query.seq_len, query.prefix, query.tokens
 
 
-cdef int add_price(
-    OpList operators, Py_ssize_t i, const OpQuery* query, bint at_sol, double* latency_ms, Miss* miss
+cdef inline int add_price(
+    const PassOp* item, const OpQuery* query, bint at_sol, double* shared_ms, double* latency_ms, Miss* miss
 ) noexcept nogil:
+    # `shared_ms` is MAX_SHARED latencies of the pass.
     cdef OpAnswer answer
-    cdef int status = (<Operator>operators.pointers[i]).price(query, at_sol, &answer)
-    if status == OP_OK:
-        latency_ms[0] += answer.latency_ms
+    cdef OpSol sol
+    cdef double once_ms
+    cdef int status
+    if item.is_repeat:
+        once_ms = shared_ms[item.slot]
     else:
-        miss.operator = operators.pointers[i]
-        miss.query = query[0]
-    return status
+        if at_sol:
+            status = (<Operator>item.operator).sol(query, &sol)
+            once_ms = sol.latency_ms
+        else:
+            status = (<Operator>item.operator).measure(query, &answer)
+            once_ms = answer.latency_ms
+        if status == OP_OK and not isfinite(once_ms):
+            status = OP_NOT_FINITE
+        if status != OP_OK:
+            miss.operator = item.operator
+            miss.query = query[0]
+            return status
+        once_ms = max(once_ms, 0.0)
+        if item.slot >= 0:
+            shared_ms[item.slot] = once_ms
+    latency_ms[0] += once_ms * item.scale_factor
+    return OP_OK
+
+
+cdef inline OpQuery context_query(const PassOp* item, int64_t batch, int64_t seq_len, int64_t prefix) noexcept nogil:
+    # Only the last token of each request reaches the logits.
+    return OpQuery(batch, seq_len, prefix, batch if item.role == LOGITS else batch * seq_len)
 
 
 cdef class OpLevelEngine(NativeEngine):
@@ -131,32 +185,25 @@ cdef class OpLevelEngine(NativeEngine):
     """
 
     def __init__(self, context_ops, generation_ops, describe_miss, bint speed_of_light=False):
-        self.context_ops = OpList(context_ops)
-        self.generation_ops = OpList(generation_ops)
-        self.context_roles = roles_of(self.context_ops)
-        self.generation_roles = roles_of(self.generation_ops)
+        self.context_ops = PassOps(context_ops)
+        self.generation_ops = PassOps(generation_ops)
         self.describe_miss = describe_miss
         self.speed_of_light = speed_of_light
         self.counts_known_tokens = True
-
-    def __dealloc__(self):
-        free(self.context_roles)
-        free(self.generation_roles)
-
-    cdef OpQuery context_query(self, Py_ssize_t i, int64_t batch, int64_t seq_len, int64_t prefix) noexcept nogil:
-        # Only the last token of each request reaches the logits.
-        return OpQuery(batch, seq_len, prefix, batch if self.context_roles[i] == LOGITS else batch * seq_len)
 
     cdef int context_pass(
         self, int64_t batch, int64_t seq_len, int64_t prefix, double* latency_ms, Miss* miss
     ) noexcept nogil:
         # Section 5.1.
+        cdef double[MAX_SHARED] shared_ms
         cdef OpQuery query
+        cdef const PassOp* item
         cdef Py_ssize_t i
         cdef int status
         for i in range(self.context_ops.size):
-            query = self.context_query(i, batch, seq_len, prefix)
-            status = add_price(self.context_ops, i, &query, self.speed_of_light, latency_ms, miss)
+            item = &self.context_ops.items[i]
+            query = context_query(item, batch, seq_len, prefix)
+            status = add_price(item, &query, self.speed_of_light, shared_ms, latency_ms, miss)
             if status != OP_OK:
                 return status
         return OP_OK
@@ -165,11 +212,14 @@ cdef class OpLevelEngine(NativeEngine):
         self, int64_t batch, int64_t position, double* latency_ms, Miss* miss
     ) noexcept nogil:
         # Section 5.2.
+        cdef double[MAX_SHARED] shared_ms
         cdef OpQuery query = OpQuery(batch, position, 0, batch)
         cdef Py_ssize_t i
         cdef int status
         for i in range(self.generation_ops.size):
-            status = add_price(self.generation_ops, i, &query, self.speed_of_light, latency_ms, miss)
+            status = add_price(
+                &self.generation_ops.items[i], &query, self.speed_of_light, shared_ms, latency_ms, miss
+            )
             if status != OP_OK:
                 return status
         return OP_OK
@@ -177,26 +227,29 @@ cdef class OpLevelEngine(NativeEngine):
     cdef int mixed_pass(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil:
         # Section 5.3 step 3: token-wise operators see all tokens of the pass at once, the two kinds of attention their
         # own requests.
+        cdef double[MAX_SHARED] shared_ms
         cdef OpQuery[NUM_ROLES] queries
         cdef double attention_ms = 0.0
+        cdef const PassOp* item
         cdef Py_ssize_t i
-        cdef int status, role
+        cdef int status
         mixed_queries(rank, queries)
         for i in range(self.context_ops.size):
-            role = self.context_roles[i]
+            item = &self.context_ops.items[i]
             status = add_price(
-                self.context_ops, i, &queries[role], self.speed_of_light,
-                &attention_ms if role == CONTEXT_ATTENTION else latency_ms, miss,
+                item, &queries[item.role], self.speed_of_light, shared_ms,
+                &attention_ms if item.role == CONTEXT_ATTENTION else latency_ms, miss,
             )
             if status != OP_OK:
                 return status
         latency_ms[0] += attention_ms
         for i in range(self.generation_ops.size):
-            role = self.generation_roles[i]
-            if role == GENERATION_ATTENTION:
-                status = add_price(self.generation_ops, i, &queries[role], self.speed_of_light, latency_ms, miss)
-                if status != OP_OK:
-                    return status
+            item = &self.generation_ops.items[i]
+            if item.role != GENERATION_ATTENTION:
+                continue
+            status = add_price(item, &queries[item.role], self.speed_of_light, shared_ms, latency_ms, miss)
+            if status != OP_OK:
+                return status
         return OP_OK
 
     cdef int price_rank(self, const FpmRank* rank, double* latency_ms, Miss* miss) noexcept nogil:
@@ -236,14 +289,14 @@ cdef class OpLevelEngine(NativeEngine):
         if rank.sum_prefill_tokens > 0 and d > 0:
             mixed_queries(rank, queries)
             for i, operator in enumerate(self.context_ops.operators):
-                asked.append((operator, query_values(queries[<int>self.context_roles[i]])))
+                asked.append((operator, query_values(queries[self.context_ops.items[i].role])))
             for i, operator in enumerate(self.generation_ops.operators):
-                if self.generation_roles[i] == GENERATION_ATTENTION:
+                if self.generation_ops.items[i].role == GENERATION_ATTENTION:
                     asked.append((operator, query_values(queries[GENERATION_ATTENTION])))
         elif rank.sum_prefill_tokens > 0:
             tokens, kv_tokens = <int64_t>rank.sum_prefill_tokens // n, <int64_t>rank.sum_prefill_kv_tokens // n
             for i, operator in enumerate(self.context_ops.operators):
-                asked.append((operator, query_values(self.context_query(i, n, tokens, kv_tokens))))
+                asked.append((operator, query_values(context_query(&self.context_ops.items[i], n, tokens, kv_tokens))))
         elif d > 0:
             at = (d, <int64_t>rank.sum_decode_kv_tokens // d, 0, d)
             asked = [(operator, at) for operator in self.generation_ops.operators]
@@ -276,7 +329,7 @@ cdef class OpLevelEngine(NativeEngine):
         self.context_latency(batch, seq_len, prefix)  # raises what explains a missing operator
         rows = []
         for i, operator in enumerate(self.context_ops.operators):
-            query = self.context_query(i, batch, seq_len, prefix)
+            query = context_query(&self.context_ops.items[i], batch, seq_len, prefix)
             rows.append((operator, operator.ask(batch, seq_len, prefix, query.tokens, self.speed_of_light)))
         return rows
 

@@ -70,6 +70,9 @@ cdef class Operator:
     hardware: keys are the fields of `Hardware`.
     """
 
+    def __cinit__(self, name, scale_factor, hardware, *parameters, **named):
+        self.parameters = (hardware, parameters, named)
+
     def __init__(self, str name, double scale_factor, dict hardware):
         self.name = name
         self.scale_factor = scale_factor
@@ -97,6 +100,10 @@ cdef class Operator:
             answer.latency_ms = max(answer.latency_ms, 0.0) * self.scale_factor
             answer.energy_wms = max(answer.energy_wms, 0.0) * self.scale_factor
         return status
+
+    def answers_as(self, Operator other not None):
+        """Whether the other one has the same answer to every query, before `scale_factor`."""
+        return type(self) is type(other) and self.parameters == other.parameters
 
     def ask(self, int64_t batch, int64_t seq_len, int64_t prefix, int64_t tokens, bint at_sol=False):
         """(status, latency ms, energy W ms, source, (SOL, math, memory) ms), scaled, of one query.

@@ -3,6 +3,7 @@
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 cimport numpy as cnp
 
@@ -194,12 +195,46 @@ cdef class GemmSite:
         self.neighbourhoods = <Neighbourhood*>malloc(len(rows) * sizeof(Neighbourhood))
         if self.neighbourhoods == NULL:
             raise MemoryError
+        memset(self.neighbourhoods, 0, len(rows) * sizeof(Neighbourhood))
         self.num_neighbourhoods = len(rows)
         for i, (first_m, chosen) in enumerate(rows):
-            set_neighbourhood(&self.neighbourhoods[i], first_m, chosen, distance, m, first)
+            set_neighbourhood(&self.neighbourhoods[i], first_m, chosen, distance)
+            self.lay_side_by_side(&self.neighbourhoods[i])
 
     def __dealloc__(self):
+        cdef int64_t i
+        for i in range(self.num_neighbourhoods):
+            free(self.neighbourhoods[i].latency_ms)
+            free(self.neighbourhoods[i].power_w)
         free(self.neighbourhoods)
+
+    cdef int lay_side_by_side(self, Neighbourhood* near) except -1:
+        cdef const SiteCurves* curves = &self.table.curves
+        cdef const Roofline* roofline
+        cdef int64_t begin, entry, count
+        cdef int i
+        if near.num_sites == 0:
+            return 0
+        count = curves.first[near.sites[0] + 1] - curves.first[near.sites[0]]
+        near.m = &curves.m[curves.first[near.sites[0]]]
+        for i in range(near.num_sites):
+            begin = curves.first[near.sites[i]]
+            if curves.first[near.sites[i] + 1] - begin != count:
+                return 0
+            for entry in range(count):
+                if curves.m[begin + entry] != near.m[entry] or not curves.latency_ms[begin + entry] > 0.0:
+                    return 0
+        near.latency_ms = side_by_side(near, curves.first, curves.latency_ms, count, 1.0)
+        if curves.power_w != NULL:
+            near.power_w = side_by_side(near, curves.first, curves.power_w, count, 0.0)
+        for i in range(near.num_sites):
+            roofline = &self.table.sites[near.sites[i]].roofline
+            near.compute_ms_per_m[i] = roofline.compute_ms_per_m
+            near.memory_ms_per_m[i] = roofline.memory_ms_per_m
+            near.memory_ms[i] = roofline.memory_ms
+            near.total_weight += near.weights[i]
+        near.num_entries = count
+        return 0
 
     cdef int64_t neighbourhood_of(self, double m) noexcept nogil:
         # The last one that begins at or before m.
@@ -249,35 +284,28 @@ cdef class GemmSite:
         cdef const Site* sites = self.table.sites
         cdef const Neighbourhood* near
         cdef Measurement there
-        cdef double utilisation = 0.0, power = 0.0, total = 0.0, weight, fraction = 0.0, here
-        cdef int64_t offset = 0, index, site
-        cdef bint inside = False
+        cdef double utilisation = 0.0, power = 0.0, total = 0.0, weight, here
+        cdef int64_t right = 0, site
         cdef int i
         if self.exact >= 0:
             return curve_at(curves, sites, self.exact, m, answer)
         if self.num_neighbourhoods == 0:
             return GRID_MISS
         near = &self.neighbourhoods[self.neighbourhood_of(m)]
-        if near.shared_m:
-            # One search serves all curves.
-            site = near.sites[0]
-            offset = lower_bound(curves.m, curves.first[site], curves.first[site + 1], m) - curves.first[site]
-            inside = 0 < offset < curves.first[site + 1] - curves.first[site]
-            if inside:
-                index = curves.first[site] + offset
-                fraction = (m - curves.m[index - 1]) / (curves.m[index] - curves.m[index - 1])
-        for i in range(near.num_sites):
-            site = near.sites[i]
-            if inside:
-                between(curves, curves.first[site] + offset, fraction, &there)
-            elif curve_at(curves, sites, site, m, &there) != GRID_HIT:
-                continue
-            if not there.latency_ms > 0.0:
-                continue
-            weight = near.weights[i]
-            utilisation += weight * (sol_ms(&sites[site].roofline, m) / there.latency_ms)
-            power += weight * there.power_w
-            total += weight
+        if near.num_entries > 0:
+            right = lower_bound(near.m, 0, near.num_entries, m)
+        if 0 < right < near.num_entries:
+            utilisation = hold_between(near, right, m, &power)
+            total = near.total_weight
+        else:
+            for i in range(near.num_sites):
+                site = near.sites[i]
+                if curve_at(curves, sites, site, m, &there) != GRID_HIT or not there.latency_ms > 0.0:
+                    continue
+                weight = near.weights[i]
+                utilisation += weight * (sol_ms(&sites[site].roofline, m) / there.latency_ms)
+                power += weight * there.power_w
+                total += weight
         here = sol_ms(&self.roofline, m)
         if total == 0.0 or not utilisation > 0.0 or not here > 0.0:
             return GRID_MISS
@@ -319,13 +347,50 @@ cdef object nearest_sites(candidates, distance, distance_n, distance_k):
     return near[np.argsort(distance[near], kind="stable")][:NUM_NEAR_SITES]
 
 
-cdef int set_neighbourhood(Neighbourhood* near, double first_m, chosen, distance, m, first) except -1:
+cdef void set_neighbourhood(Neighbourhood* near, double first_m, chosen, distance):
     cdef int i
     near.first_m = first_m
     near.num_sites = len(chosen)
-    curves = [m[first[site] : first[site + 1]] for site in chosen]
-    near.shared_m = len(curves) > 0 and all(np.array_equal(curve, curves[0]) for curve in curves)
     for i in range(near.num_sites):
         near.sites[i] = chosen[i]
         near.weights[i] = 1.0 / (distance[chosen[i]] * distance[chosen[i]] + 1e-12)
-    return 0
+
+
+cdef double* side_by_side(
+    const Neighbourhood* near, const int64_t* first, const double* values, int64_t count, double filling
+) except NULL:
+    cdef double* rows = <double*>malloc(count * NUM_NEAR_SITES * sizeof(double))
+    cdef int64_t entry
+    cdef int i
+    if rows == NULL:
+        raise MemoryError
+    for entry in range(count):
+        for i in range(NUM_NEAR_SITES):
+            rows[entry * NUM_NEAR_SITES + i] = filling
+            if i < near.num_sites:
+                rows[entry * NUM_NEAR_SITES + i] = values[first[near.sites[i]] + entry]
+    return rows
+
+
+cdef double hold_between(const Neighbourhood* near, int64_t right, double m, double* power) noexcept nogil:
+    # The weighted utilisations and powers of curves that lie side by side, summed; loops that a compiler can vectorise.
+    cdef PerSite part
+    cdef const double* lower = near.latency_ms + (right - 1) * NUM_NEAR_SITES
+    cdef const double* upper = lower + NUM_NEAR_SITES
+    cdef double fraction = (m - near.m[right - 1]) / (near.m[right] - near.m[right - 1])
+    cdef double utilisation = 0.0, compute_ms, memory_ms
+    cdef int i
+    for i in range(NUM_NEAR_SITES):
+        compute_ms = m * near.compute_ms_per_m[i]
+        memory_ms = m * near.memory_ms_per_m[i] + near.memory_ms[i]
+        part[i] = near.weights[i] * (
+            (memory_ms if memory_ms > compute_ms else compute_ms) / (lower[i] + (upper[i] - lower[i]) * fraction)
+        )
+    for i in range(NUM_NEAR_SITES):
+        utilisation += part[i]
+    if near.power_w != NULL:
+        lower = near.power_w + (right - 1) * NUM_NEAR_SITES
+        upper = lower + NUM_NEAR_SITES
+        for i in range(NUM_NEAR_SITES):
+            power[0] += near.weights[i] * (lower[i] + (upper[i] - lower[i]) * fraction)
+    return utilisation

@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t
 cdef enum:
     MAX_GRID_AXES = 3
     NUM_NEIGHBOURS = 4
+    MAX_CANDIDATES = 64
 
 cdef enum GridStatus:
     GRID_HIT = 0
@@ -37,24 +38,39 @@ cdef struct Grid:
     bint has_zero                                # some latency is 0: no neighbour of any query
 
 
+cdef struct Candidate:
+    # A measurement that may be one of the nearest of some query.
+    double outer_squared_distance                # without the last axis
+    double log2_key                              # on the last axis
+    double sol_ms                                # once `is_priced`
+    int64_t leaf                                 # position of the measurement
+    int64_t outer_nodes[MAX_GRID_AXES - 1]       # on the way down to it
+    bint is_priced
+
 cdef struct Neighbour:
     double squared_distance
-    int64_t leaf                                 # position of the measurement
-
-cdef struct KnownLeaf:
     int64_t leaf
-    int64_t nodes[MAX_GRID_AXES]                 # on the way down to it
-    double sol_ms
+    int candidate
+
+cdef struct Anchor:
+    double to_low, to_high                       # squared distances from both ends of the series
 
 cdef struct Search:
-    # The nearest measurements so far, ascending in distance; one more than are averaged, for the support radius.
-    int count
-    Neighbour nearest[NUM_NEIGHBOURS + 1]
-    # Those of the query before, in a series of queries with one roofline: mostly the same again.
-    int num_known
-    KnownLeaf known[NUM_NEIGHBOURS + 1]
-    double reach                                 # squared distance beyond which nothing can matter
+    # For the nearest measurements of queries that differ on the last axis alone.
+    double outer[MAX_GRID_AXES - 1]              # the other axes, in log2
+    double low, high                             # extent of the queries on the last one, in log2
     bint check_leaves                            # leave out measurements without latency or roofline
+    bint one_by_one                              # too many can be near some query: one search for each
+    # Those nearest to the middle of the series, ascending. What is further than all of them from both ends is further
+    # from every query between: it lies beyond the reach.
+    Anchor anchors[NUM_NEIGHBOURS + 1]
+    double reach_low, reach_high
+    int64_t outer_nodes[MAX_GRID_AXES - 1]       # where the search is
+    int num_candidates
+    Candidate candidates[MAX_CANDIDATES]
+    # Of one query, ascending in distance; one more than are averaged, for the support radius.
+    int num_nearest
+    Neighbour nearest[NUM_NEIGHBOURS + 1]
 
 
 cdef class PythonSol:

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 from fpmsdk._ext.correction cimport CorrectionStore, CorrectionTable
 from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
-from fpmsdk._ext.operators cimport OpList, OpQuery
+from fpmsdk._ext.operators cimport OpQuery
 
 # Correction stores, in the order of reports.
 cdef enum NativeKind:
@@ -42,16 +42,28 @@ cdef struct Miss:
     OpQuery query
 
 
+cdef enum:
+    MAX_SHARED = 16
+
+cdef struct PassOp:
+    void* operator
+    double scale_factor
+    int role
+    int slot                 # where operators of one role with one answer share it, -1: not shared
+    bint is_repeat           # an earlier one fills the slot
+
+cdef class PassOps:
+    cdef readonly tuple operators
+    cdef PassOp* items
+    cdef Py_ssize_t size
+
+
 cdef class OpLevelEngine(NativeEngine):
-    cdef readonly OpList context_ops
-    cdef readonly OpList generation_ops
-    cdef char* context_roles
-    cdef char* generation_roles
+    cdef PassOps context_ops, generation_ops
     cdef readonly object describe_miss
     cdef readonly bint speed_of_light
 
     # Each adds to `latency_ms` and returns an `OpStatus`; `miss` is set when that is not OK.
-    cdef OpQuery context_query(self, Py_ssize_t i, int64_t batch, int64_t seq_len, int64_t prefix) noexcept nogil
     cdef int context_pass(
         self, int64_t batch, int64_t seq_len, int64_t prefix, double* latency_ms, Miss* miss
     ) noexcept nogil

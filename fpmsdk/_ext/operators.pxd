@@ -48,6 +48,8 @@ cdef class Operator:
     cdef readonly double scale_factor
     cdef Hardware hardware
 
+    cdef tuple parameters    # all that answers before `scale_factor` depend on
+
     # Before `scale_factor`.
     cdef int measure(self, const OpQuery* query, OpAnswer* answer) noexcept nogil
     cdef int sol(self, const OpQuery* query, OpSol* sol) noexcept nogil

@@ -43,13 +43,22 @@ cdef class GemmTable:
     cdef Roofline roofline_of(self, double n, double k) noexcept nogil
 
 
+# Of each near site in turn; of fewer than four sites the rest has no weight.
+ctypedef double[NUM_NEAR_SITES] PerSite
+
 cdef struct Neighbourhood:
     # What answers a range of m: up to four sites with their weights; none: no measurement near enough.
     double first_m               # the range begins here and ends at the next neighbourhood
     int num_sites
-    bint shared_m                # all sites have the same m values
     int64_t sites[NUM_NEAR_SITES]
-    double weights[NUM_NEAR_SITES]
+    PerSite weights
+    # Where all curves have the same m and no latency is 0, they lie side by side: one search serves all.
+    int64_t num_entries          # 0: they do not
+    const double* m
+    double* latency_ms           # of each entry in turn its four sites
+    double* power_w              # or NULL
+    PerSite compute_ms_per_m, memory_ms_per_m, memory_ms
+    double total_weight
 
 
 cdef class GemmSite:
@@ -59,6 +68,7 @@ cdef class GemmSite:
     cdef int64_t num_neighbourhoods
     cdef Neighbourhood* neighbourhoods
 
+    cdef int lay_side_by_side(self, Neighbourhood* near) except -1
     cdef int64_t neighbourhood_of(self, double m) noexcept nogil
     cdef int query(self, double m, Measurement* answer) noexcept nogil
 

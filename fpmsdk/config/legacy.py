@@ -33,6 +33,8 @@ from fpmsdk.errors import ConfigError
 class ForwardPassPerfOptions(TypedDict, total=False):
     """Flat tuning options of older releases; only the fields given travel.
 
+    Source: fpm-model.md section 2.4.
+
     >>> ForwardPassPerfOptions(max_observations=128)
     {'max_observations': 128}
     """

@@ -63,7 +63,12 @@ class ForwardPassPerfModelConfig:
     encoder_parallel: str | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return the fields as written, `encoder_parallel` only when given."""
+        """Return the fields as written, `encoder_parallel` only when given.
+
+        >>> config = ForwardPassPerfModelConfig("m", "s", "vllm", "decode", transfer_policy="balanced")
+        >>> config.document()["transfer_policy"]
+        'balanced'
+        """
         fields = asdict(self)
         if self.encoder_parallel is None:
             del fields["encoder_parallel"]
@@ -77,6 +82,9 @@ class ForwardPassPerfModelConfig:
         Raises: `SystemsPathError` for a path that is not a directory, `ConfigError` for an unknown transfer
         preset.
         Source: fpm-model.md section 2.4.
+
+        >>> ForwardPassPerfModelConfig("m", "s", "vllm", "decode", systems_paths=("/.",)).to_dict()["systems_paths"]
+        ['/']
         """
         resolved = resolve_request(self.document())
         if isinstance(resolved["transfer_policy"], tuple):

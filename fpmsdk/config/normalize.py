@@ -103,6 +103,8 @@ def check_config(config: ConfigInput) -> dict[str, Any]:
     `auto`, and non-finite feature weights are floats: use it to read fields, `normalize_config` to store or
     send them.
 
+    Source: fpm-model.md section 3.3.
+
     Example
     -------
     >>> check_config({"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"})["estimation_mode"]
@@ -127,8 +129,15 @@ def normalize_request(config: ConfigInput, is_registered: Callable[[str], bool] 
     """Return the canonical form of what a user wrote, systems paths and presets resolved on this machine.
 
     As `normalize_config` after `request_document`. This is the form a model is built from.
+    Parameters: `config` and `is_registered` as for `normalize_config`.
+    Returns: a new dict of every field in serialisation order.
     Raises: as both.
     Source: fpm-model.md sections 2.4 and 3.1.
+
+    >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode"}
+    >>> written = normalize_request(config | {"transfer_policy": "balanced", "systems_paths": ["/."]})
+    >>> written["transfer_policy"], written["systems_paths"], written["tp"]
+    (['xquant', 'xshape'], ['/'], 1)
     """
     return normalize_config(request_document(config), is_registered)
 

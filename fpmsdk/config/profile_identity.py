@@ -3,7 +3,6 @@
 The document itself is in `profile.py`. Source: fpm-model.md section 3.3, fpm-interpolation.md sections 4.3 and 6.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from fpmsdk.config.checkpoint import check_architecture, read_checkpoint_config
 from fpmsdk.config.profile import UNPINNED_VERSIONS, DeploymentProfile, FpmModelProfile, load_fpm_profile
 from fpmsdk.errors import ConfigError
+from fpmsdk.files import sha256
 
 
 def select_deployment(profile: FpmModelProfile, config: Mapping[str, Any]) -> DeploymentProfile:
@@ -58,7 +58,7 @@ def checkpoint_identity(profile: FpmModelProfile) -> dict[str, str]:
             )
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return {
-        "model_config_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "model_config_sha256": sha256(text.encode()),
         "execution_profile": "full",
         "engram_residency": "hbm_tp_sharded",
         "input_modality": "text",

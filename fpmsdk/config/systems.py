@@ -22,19 +22,31 @@ def installed_systems_roots() -> dict[str, str | None]:
 
     Packages are found without importing them.
     """
+    return {
+        distribution: next(iter(directories_in_package(package, "systems")), None)
+        for distribution, package in DATA_PACKAGES.items()
+    }
+
+
+def directories_in_package(package: str, name: str) -> list[str]:
+    """Return the directories of this name in a package, which is found without importing it.
+
+    >>> [directory.endswith("fpmsdk/sample") for directory in directories_in_package("fpmsdk", "sample")]
+    [True]
+    >>> directories_in_package("no_such_package", "sample")
+    []
+    """
     import importlib.util  # a configuration with its own roots, or without any, does not look for packages
 
-    roots: dict[str, str | None] = {}
-    for distribution, package in DATA_PACKAGES.items():
-        found = importlib.util.find_spec(package)
-        places = found.submodule_search_locations if found else None
-        candidates = [os.path.join(place, "systems") for place in places or ()]
-        roots[distribution] = next(filter(os.path.isdir, candidates), None)
-    return roots
+    found = importlib.util.find_spec(package)
+    places = found.submodule_search_locations if found else None
+    return [path for place in places or () if os.path.isdir(path := os.path.join(place, name))]
 
 
 def packaged_systems_root() -> str | None:
     """Return the systems root of the first data package that is installed, or None when there is none.
+
+    Source: clients.md section 2.2.
 
     Example
     -------

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fpmsdk._ext.hybrid import HybridCache
 from fpmsdk._ext.pages import KvCache, PrefixKeys
 from fpmsdk._ext.scheduler import Requests, Scheduler
+from fpmsdk.engine.record import prompt_ids
 from fpmsdk.engine.recordings import read_recording
 from fpmsdk.errors import TraceError
 
@@ -27,6 +28,12 @@ Scenario = Mapping[str, Any]
 
 def vllm_version(document: Mapping[str, Any]) -> tuple[int, int]:
     """Return (major, minor) of the vLLM that made a recording, from its note.
+
+    Raises
+    ------
+    TraceError: the note names none.
+
+    Source: vllm-facts.md section 1.5.
 
     >>> vllm_version({"note": "Per-step decisions of the real vLLM 0.28.0 (CPU build) V1 scheduler"})
     (0, 28)
@@ -37,16 +44,19 @@ def vllm_version(document: Mapping[str, Any]) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def prompt_token_ids(request: Mapping[str, Any]) -> NDArray[np.int64]:
-    """Return the prompt of a recorded request: an optional common prefix, then ids made from its seed."""
-    prefix = int(request.get("prefix", 0))
-    common = np.arange(prefix, dtype=np.int64) * 3 % 500 + 3
-    own = (np.arange(request["prompt"] - prefix, dtype=np.int64) * 7 + request["seed"]) % 500 + 3
-    return np.concatenate([common, own])
-
-
 def build_scheduler(scenario: Scenario, version: tuple[int, int]) -> Scheduler:
-    """Return a rank configured as the recorded engine was, its requests known but not yet submitted."""
+    """Return a rank configured as the recorded engine was, its requests known but not yet submitted.
+
+    Parameters: `scenario`, an entry of a recording; `version`, (major, minor) of the vLLM that made it.
+    Source: vllm-facts.md section 1.6.
+
+    >>> engine = {"enable_prefix_caching": False, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
+    >>> request = {"id": "r", "step": 0, "prompt": 40, "output": 2, "seed": 1}
+    >>> scenario = {"engine": engine, "requests": [request], "num_blocks": 9, "block_size": 16}
+    >>> scheduler = build_scheduler(scenario, (0, 32))
+    >>> scheduler.enqueue(0), scheduler.schedule_pass()["tokens"]
+    (True, {0: 40})
+    """
     engine = scenario["engine"]
     requests = scenario["requests"]
     prompts = np.array([request["prompt"] for request in requests], np.int64)
@@ -57,7 +67,7 @@ def build_scheduler(scenario: Scenario, version: tuple[int, int]) -> Scheduler:
             prompts,
             outputs,
             np.concatenate([np.zeros(1, np.int64), np.cumsum(prompts)]),
-            np.concatenate([prompt_token_ids(request) for request in requests]),
+            np.array([token for request in requests for token in prompt_ids(request)], np.int64),
             1,
             block_sizes(scenario)[0],
         )
@@ -82,7 +92,11 @@ def build_scheduler(scenario: Scenario, version: tuple[int, int]) -> Scheduler:
 
 
 def block_sizes(scenario: Scenario) -> list[int]:
-    """Return the block size of every KV cache group."""
+    """Return the block size in tokens of every KV cache group.
+
+    >>> block_sizes({"groups": [{"block_size": 16}, {"block_size": 32}]})
+    [16, 32]
+    """
     groups = scenario.get("groups")
     return [scenario["block_size"]] if groups is None else [group["block_size"] for group in groups]
 
@@ -90,7 +104,15 @@ def block_sizes(scenario: Scenario) -> list[int]:
 def hybrid_cache(
     scenario: Scenario, prompts: NDArray[np.int64], keys: PrefixKeys | None, version: tuple[int, int]
 ) -> KvCache | None:
-    """Return the cache of a recording that lists KV cache groups; None for one full-attention group."""
+    """Return the cache of a recording that lists KV cache groups; None for one full-attention group.
+
+    Parameters: `prompts`, int64[requests], their lengths in tokens; `keys` of their prefixes, None without a
+    prefix cache.
+    Source: vllm-facts.md section 2.
+
+    >>> hybrid_cache({"block_size": 16}, np.array([40]), None, (0, 32)) is None
+    True
+    """
     if "groups" not in scenario:
         return None
     engine = scenario["engine"]
@@ -109,7 +131,16 @@ def hybrid_cache(
 
 
 def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """Yield the scheduler's decisions in the form of a recorded step, driven as the recording was."""
+    """Yield the scheduler's decisions in the form of a recorded step, driven as the recording was.
+
+    Source: vllm-facts.md section 1.
+
+    >>> engine = {"enable_prefix_caching": False, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
+    >>> request = {"id": "r", "step": 0, "prompt": 40, "output": 2, "seed": 1}
+    >>> scenario = {"engine": engine, "requests": [request], "num_blocks": 9, "block_size": 16}
+    >>> [(step["tokens"], step["free_blocks"]) for step in simulated_steps(scenario, (0, 32))]
+    [({'r': 40}, 5), ({'r': 1}, 5)]
+    """
     scheduler = build_scheduler(scenario, version)
     names = [request["id"] for request in scenario["requests"]]
     arrivals = sorted(range(len(names)), key=lambda index: scenario["requests"][index]["step"])
@@ -143,7 +174,20 @@ def simulated_steps(scenario: Scenario, version: tuple[int, int]) -> Iterator[di
 
 
 def scenario_differences(scenario: Scenario, version: tuple[int, int]) -> list[str]:
-    """Return one line per recorded field of a step that the compiled rank does not reproduce."""
+    """Return one line per recorded field of a step that the compiled rank does not reproduce.
+
+    Parameters: `scenario`, an entry of a recording; `version`, (major, minor) of the vLLM that made it.
+
+    Source: vllm-facts.md sections 1 to 3.
+
+    >>> engine = {"enable_prefix_caching": False, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
+    >>> request = {"id": "r", "step": 0, "prompt": 40, "output": 2, "seed": 1}
+    >>> scenario = {"engine": engine, "requests": [request], "num_blocks": 9, "block_size": 16}
+    >>> recorded = scenario | {"steps": list(simulated_steps(scenario, (0, 32)))}
+    >>> recorded["steps"][1]["free_blocks"] = 4
+    >>> scenario_differences(recorded, (0, 32))
+    ['step 1 free_blocks: recorded 4, simulated 5']
+    """
     differences = []
     recorded = scenario["steps"]
     # One step more shows that the rank goes on; a rank that went wrong might do so for ever.
@@ -161,7 +205,20 @@ def scenario_differences(scenario: Scenario, version: tuple[int, int]) -> list[s
 
 
 def first_difference(scenario: Scenario, version: tuple[int, int]) -> str | None:
-    """Return in words what differs in the first step that the compiled rank does not reproduce; None for nothing."""
+    """Return in words what differs in the first step that the compiled rank does not reproduce; None for nothing.
+
+    Parameters: `scenario`, an entry of a recording; `version`, (major, minor) of the vLLM that made it.
+
+    Source: vllm-facts.md sections 1 to 3.
+
+    >>> engine = {"enable_prefix_caching": False, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
+    >>> request = {"id": "r", "step": 0, "prompt": 40, "output": 2, "seed": 1}
+    >>> scenario = {"engine": engine, "requests": [request], "num_blocks": 9, "block_size": 16}
+    >>> recorded = scenario | {"steps": list(simulated_steps(scenario, (0, 32)))}
+    >>> recorded["steps"][1]["free_blocks"] = 4
+    >>> first_difference(recorded, (0, 32))
+    'step 1: 4 blocks are free, simulated 5'
+    """
     recorded = scenario["steps"]
     simulated = simulated_steps(scenario, version)
     for number, expected in enumerate(recorded):
@@ -209,7 +266,13 @@ def _different_state(expected: Mapping[str, Any], found: Mapping[str, Any]) -> I
 
 
 def main(paths: list[str]) -> int:
-    """Check every file, print the differences and the totals; return the exit code."""
+    """Check every file, print the differences and the totals; return the exit code.
+
+    0 for no difference, 1 for some, 2 for a file that is no recording.
+
+    >>> main([])
+    2
+    """
     if not paths:
         print("usage: python -m fpmsdk.engine.conformance FILE...", file=sys.stderr)
         return 2

@@ -45,7 +45,15 @@ def prompt_ids(request: Mapping[str, Any]) -> list[int]:
 
 
 def recorded_scenario(scenario: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one scenario and return it with its KV cache and the decisions of every step."""
+    """Run one scenario and return it with its KV cache and the decisions of every step.
+
+    Parameters: `scenario`, an entry of the file that the module describes; `config`, the `config.json` of its model.
+    Raises: `RuntimeError` when the engine makes no progress; `ImportError` without vLLM.
+    Source: vllm-facts.md section 4.
+
+    >>> recorded_scenario(scenario, models["dense"])["steps"][0]["tokens"]  # doctest: +SKIP
+    {'r000': 64}
+    """
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -145,7 +153,11 @@ def _cache_layout(scheduler: Any) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Record every scenario of a file; return the exit code."""
+    """Record every scenario of a file; return the exit code, 2 when nothing could be recorded.
+
+    >>> main([])
+    2
+    """
     if len(arguments) != 2:
         print("usage: python -m fpmsdk.engine.record SCENARIOS.json OUTPUT.json.gz", file=sys.stderr)
         return 2

@@ -69,6 +69,15 @@ def read_recording(path: str | Path) -> dict[str, Any]:
     ------
     TraceError: the file is something else; names the field.
     OSError, ValueError: it cannot be read, or is not JSON.
+
+    >>> import tempfile
+    >>> step = {"tokens": {"r": 8}, "new": {"r": 0}, "preempted": [], "finished": []}
+    >>> step |= {"free_blocks": 7, "running": 1, "waiting": 0}
+    >>> run = {"name": "one", "engine": {}, "requests": [], "num_blocks": 8, "block_size": 16, "steps": [step]}
+    >>> path = tempfile.mkdtemp() + "/recording.json.gz"
+    >>> write_recording(path, {"note": "vLLM 0.32", "scenarios": [run]})
+    >>> read_recording(path)["scenarios"][0]["steps"] == [step]
+    True
     """
     data = Path(path).read_bytes()
     document = json.loads(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
@@ -85,7 +94,18 @@ def read_recording(path: str | Path) -> dict[str, Any]:
 
 
 def write_recording(path: str | Path, document: Mapping[str, Any]) -> None:
-    """Write a recording, whole or not at all, in the form of changes; compressed when the name ends in `.gz`."""
+    """Write a recording, whole or not at all, in the form of changes; compressed when the name ends in `.gz`.
+
+    Raises
+    ------
+    OSError: the file cannot be written; what was there before stays.
+
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/recording.json"
+    >>> write_recording(path, {"note": "vLLM 0.32", "scenarios": []})
+    >>> Path(path).read_text()
+    '{"note":"vLLM 0.32","scenarios":[],"form":"changes"}'
+    """
     scenarios = [{**scenario, "steps": list(changes_only(scenario["steps"]))} for scenario in document["scenarios"]]
     compact = {**document, "form": "changes", "scenarios": scenarios}
     data = json.dumps(compact, separators=(",", ":")).encode()

@@ -35,7 +35,16 @@ class KvCacheGroup:
 
 @dataclass(frozen=True)
 class SglangConfig:
-    """Scheduler options that only backend sglang reads."""
+    """Scheduler options that only backend sglang reads; budgets in tokens, `vlm_cache_bytes` in bytes.
+
+    Source: engine-and-replay.md section 1.1.
+
+    >>> from fpmsdk import EngineLaunchConfig
+    >>> engine = {"backend": "sglang", "sglang": {"max_prefill_tokens": 4096}}
+    >>> launch = EngineLaunchConfig.from_mapping({"engine": engine})
+    >>> launch.engine.sglang.max_prefill_tokens, launch.engine.sglang.chunked_prefill_size
+    (4096, 8192)
+    """
 
     schedule_policy: str = "fifo"
     max_prefill_tokens: int = 16384
@@ -55,7 +64,15 @@ class TrtllmConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """One scheduler rank: lengths in tokens, sizes in bytes, bandwidth in decimal GB/s, None for no limit."""
+    """One scheduler rank: lengths in tokens, sizes in bytes, bandwidth in decimal GB/s, None for no limit.
+
+    Not validated by itself; `EngineLaunchConfig.from_mapping` reads and checks one.
+    Source: engine-and-replay.md section 1.1.
+
+    >>> engine = EngineConfig(num_gpu_blocks=400, max_num_seqs=16)
+    >>> engine.num_gpu_blocks * engine.block_size, engine.timing_model
+    (25600, {'type': 'polynomial'})
+    """
 
     backend: str = "vllm"
     num_gpu_blocks: int = 16384
@@ -92,6 +109,8 @@ class EngineLaunchConfig:
     """A scheduler rank and the inputs of its launch. `from_mapping` validates; direct construction does not.
 
     `startup_time` is in seconds, `cuda_graph_reserved_bytes` is local to a rank.
+
+    Source: engine-and-replay.md section 1.1.
 
     >>> launch = EngineLaunchConfig.from_mapping({"engine": {"max_num_seqs": 8}, "dp_size": 2})
     >>> launch.engine.max_num_seqs, launch.engine.block_size, launch.dp_size
@@ -169,7 +188,13 @@ class EngineLaunchConfig:
         return _identity_conflicts(parsed, checked)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the canonical mapping, every field in serialisation order."""
+        """Return the canonical mapping, every field in serialisation order; `from_mapping` reads it back.
+
+        Source: engine-and-replay.md section 1.1.
+
+        >>> EngineLaunchConfig(dp_size=2).to_dict()["dp_size"]
+        2
+        """
         return LAUNCH.write(asdict(self))
 
     @classmethod

@@ -90,12 +90,31 @@ class FpmBatch:
         Raises
         ------
         FrameDecodeError, MetricsError: names the iteration.
+
+        Example
+        -------
+        >>> from fpmsdk.metrics import ForwardPassMetrics, encode_frame
+        >>> frame = encode_frame(ForwardPassMetrics(wall_time=0.01))
+        >>> batch = FpmBatch.from_frames([frame, [frame, frame]])
+        >>> len(batch), batch.num_ranks, batch.wall_time_s.tolist()
+        (2, 3, [0.01, 0.01, 0.01])
         """
         return cls(read_columns(frames, decode_frame))
 
     @classmethod
     def from_dicts(cls, iterations: Iterable[Any]) -> "FpmBatch":
-        """Read iterations, each a rank or a list of ranks; a rank is a dict or an object with its fields."""
+        """Read iterations, each a rank or a list of ranks; a rank is a dict or an object with its fields.
+
+        Raises
+        ------
+        MetricsError: a field of the wrong type or range; names the iteration.
+
+        Example
+        -------
+        >>> ranks = [{"dp_rank": rank, "scheduled_requests": {"num_decode_requests": 1}} for rank in (0, 1)]
+        >>> FpmBatch.from_dicts([ranks, {}]).iteration_offsets.tolist()
+        [0, 2, 3]
+        """
         return cls(read_columns(iterations, decode_frame))
 
     @classmethod
@@ -109,6 +128,13 @@ class FpmBatch:
         Raises
         ------
         MetricsError: a column with nulls, of the wrong type or outside its range; names column and row.
+
+        Example
+        -------
+        >>> import pyarrow as pa
+        >>> table = pa.table({"iteration": [0, 0, 1], "wall_time_s": [0.01, 0.01, 0.02]})
+        >>> len(FpmBatch.from_arrow(table))
+        2
         """
         arrays = {
             name: _column(table, name, RANK_DTYPE[name])
@@ -122,7 +148,14 @@ class FpmBatch:
         return cls(arrays)
 
     def to_arrow(self) -> "pyarrow.Table":
-        """One row per rank, with the column `iteration` and, when some rank has them, the per-request lists."""
+        """One row per rank, with the column `iteration` and, when some rank has them, the per-request lists.
+
+        Example
+        -------
+        >>> table = FpmBatch.from_dicts([{"wall_time": 0.01}, {"wall_time": 0.02}]).to_arrow()
+        >>> table["iteration"].to_pylist(), table["wall_time_s"].to_pylist()
+        ([0, 1], [0.01, 0.02])
+        """
         import pyarrow as pa
 
         sizes = np.diff(self.iteration_offsets)
@@ -140,7 +173,17 @@ class FpmBatch:
         return self.take(np.arange(len(self))[key])
 
     def take(self, iterations: NDArray[np.integer[Any]] | Sequence[int]) -> "FpmBatch":
-        """A batch of the given iterations, in the given order."""
+        """A batch of the given iterations, in the given order.
+
+        Parameters
+        ----------
+        iterations: positions of iterations, int[n], each from 0 to `len(batch) - 1`.
+
+        Example
+        -------
+        >>> FpmBatch.from_dicts([{"wall_time": 0.01}, {"wall_time": 0.02}]).take([1, 0, 1]).wall_time_s.tolist()
+        [0.02, 0.01, 0.02]
+        """
         chosen = np.asarray(iterations, np.int64)
         begin, size = self.iteration_offsets[chosen], np.diff(self.iteration_offsets)[chosen]
         rows = _ranges(begin, size)
@@ -153,11 +196,27 @@ class FpmBatch:
         return FpmBatch(arrays)
 
     def workload_kinds(self) -> NDArray[np.int8]:
-        """Workload kind of each iteration: position in `WORKLOAD_KINDS`, -1 when nothing was scheduled."""
+        """Workload kind of each iteration: position in `WORKLOAD_KINDS`, -1 when nothing was scheduled.
+
+        Returns
+        -------
+        int8, one per iteration.
+
+        Example
+        -------
+        >>> FpmBatch.from_dicts([{}, {"scheduled_requests": {"num_decode_requests": 1}}]).workload_kinds().tolist()
+        [-1, 0]
+        """
         return workload_kinds(self.columns)
 
     def workload_kind_names(self) -> list[str | None]:
-        """Workload kind of each iteration by name, None when nothing was scheduled."""
+        """Workload kind of each iteration by name, None when nothing was scheduled.
+
+        Example
+        -------
+        >>> FpmBatch.from_dicts([{}, {"scheduled_requests": {"num_decode_requests": 1}}]).workload_kind_names()
+        [None, 'pure_decode']
+        """
         return [None if kind < 0 else WORKLOAD_KINDS[kind] for kind in self.workload_kinds()]
 
 

@@ -100,6 +100,13 @@ def write_frames(path: str | PathLike[str], frames: Iterable[bytes]) -> int:
     Raises
     ------
     OSError: the file cannot be written; what was there before stays.
+
+    Example
+    -------
+    >>> import pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "run.bin")
+    >>> write_frames(file, [b"abc"]), file.read_bytes()
+    (1, b'\\x03\\x00\\x00\\x00abc')
     """
     count = 0
     with whole_file(path) as raw:
@@ -122,6 +129,8 @@ class FpmStream:
     Parameters
     ----------
     path: a recorder file, compressed if its name ends in `.gz`.
+
+    Source: clients.md section 4.
 
     Example
     -------
@@ -146,6 +155,15 @@ class FpmStream:
         Raises
         ------
         FrameDecodeError: also for a value that the wire cannot carry, as an integer beyond 64 bits.
+
+        Example
+        -------
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "recorded.jsonl")
+        >>> _ = file.write_text('{"received_at_ns": 5, "metrics": {"wall_time": 0.01}}')
+        >>> from fpmsdk.metrics import decode_frame
+        >>> [decode_frame(frame).wall_time for frame in FpmStream(file).frames()]
+        [0.01]
         """
         for number, _, metrics in self._rows():
             try:
@@ -194,6 +212,8 @@ def group_ranks(frames: Iterable[bytes], attention_dp: int) -> list[list[Forward
     ------
     MetricsError: a rank outside 0..attention_dp-1, a rank that reports one iteration twice, or an iteration that
         stays incomplete while later ones are reported.
+
+    Source: clients.md section 4.
 
     Example
     -------

@@ -15,6 +15,8 @@ class ScheduledRequestMetrics(msgspec.Struct, frozen=True, gc=False):
     `extend_lengths` and `past_kv_lengths` list new and cached tokens per scheduled request; Dynamo does not send
     them, estimators with per-request feature axes need them.
 
+    Source: clients.md section 4.
+
     Example
     -------
     >>> ScheduledRequestMetrics(num_decode_requests=2, sum_decode_kv_tokens=900).sum_prefill_tokens
@@ -35,6 +37,8 @@ class ScheduledRequestMetrics(msgspec.Struct, frozen=True, gc=False):
 class QueuedRequestMetrics(msgspec.Struct, frozen=True, gc=False):
     """Requests that wait and were not executed, lengths in tokens; decode requests here were preempted.
 
+    Source: clients.md section 4.
+
     Example
     -------
     >>> QueuedRequestMetrics(num_prefill_requests=1, sum_prefill_tokens=300).num_decode_requests
@@ -51,6 +55,8 @@ class QueuedRequestMetrics(msgspec.Struct, frozen=True, gc=False):
 
 class ForwardPassMetrics(msgspec.Struct, frozen=True, gc=False):
     """One engine iteration on one attention-DP rank; `wall_time` in seconds.
+
+    Source: clients.md section 4.
 
     Example
     -------
@@ -85,6 +91,8 @@ def decode_frame(frame: bytes) -> ForwardPassMetrics:
     ------
     FrameDecodeError: not MessagePack, truncated, not a map, nested too deeply, or a field of the wrong type.
 
+    Source: clients.md section 4.
+
     Example
     -------
     >>> decode_frame(b"\\x81\\xa9wall_time\\xcb?\\x89\\x99\\x99\\x99\\x99\\x99\\x9a").wall_time
@@ -104,6 +112,8 @@ def encode_frame(metrics: ForwardPassMetrics) -> bytes:
     Parameters
     ----------
     metrics: one iteration on one rank.
+
+    Source: clients.md section 4.
 
     Example
     -------

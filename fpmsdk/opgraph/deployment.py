@@ -14,6 +14,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     `backend_version` is the name of a data directory, never an alias. `sm_version` is the compute capability of
     the system (90 for Hopper), None when unknown. `moe_tp_size` and `moe_ep_size` are given together or not at all.
+
+    Source: op-level.md sections 4.2 and 4.3.
+
+    >>> deployment = Deployment(system="h200_sxm", backend="vllm", tp=2, moe_tp_size=1, moe_ep_size=2)
+    >>> deployment.moe_ep, deployment.cp, deployment.database_mode
+    (2, 1, 'SILICON')
     """
 
     system: str
@@ -62,6 +68,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     def moe_ep(self) -> int:
         """Expert-parallel size, 1 when not given."""
         return self.moe_ep_size or 1
+
+    @property
+    def verify_width(self) -> int:
+        """Tokens that a decode step verifies for each request: the next one and those that were speculated."""
+        if self.speculation is not None and self.speculation["kind"] == "ngram":
+            return int(self.speculation["params"]["num_speculative_tokens"]) + 1
+        return self.nextn + 1
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **facts: Any) -> "Deployment":

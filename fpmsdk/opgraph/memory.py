@@ -136,7 +136,7 @@ def estimate_kv_cache(
     capacity = system.capacity_bytes if request.capacity_bytes is None else request.capacity_bytes
     if capacity <= 0:
         raise ConfigError(f"the GPU capacity must be positive, found {capacity}", "capacity_bytes")
-    rank = _RankMemory.of(model, deployment, spec, system, request)
+    rank = RankMemory.of(model, deployment, spec, system, request.max_num_tokens)
     if rank.budget(capacity, request) <= 0:
         raise _infeasible(model, deployment, system, request, capacity, rank)
     precision, tp = spec.precision, deployment.tp
@@ -159,7 +159,7 @@ def estimate_kv_cache(
     )
 
 
-class _RankMemory(NamedTuple):
+class RankMemory(NamedTuple):
     """Bytes of one rank that are not cache, by the rules of its backend."""
 
     backend: str
@@ -170,10 +170,11 @@ class _RankMemory(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: ModelConfig, deployment: Deployment, spec: EngineSpec, system: SystemMemory, request: MemoryRequest
-    ) -> "_RankMemory":
+        cls, model: ModelConfig, deployment: Deployment, spec: EngineSpec, system: SystemMemory, max_num_tokens: int
+    ) -> "RankMemory":
+        """The memory of a rank that computes up to `max_num_tokens` tokens in one pass."""
         weights = weight_bytes(model, deployment, spec)
-        activations = _activation_bytes(model, deployment, request.max_num_tokens)
+        activations = _activation_bytes(model, deployment, max_num_tokens)
         comm = system.comm_bytes.get(min(deployment.tp, _LARGEST_MEASURED_TP))
         if comm is None:
             raise UnsupportedModelError(
@@ -208,27 +209,43 @@ def _infeasible(
     system: SystemMemory,
     request: MemoryRequest,
     capacity: int,
-    rank: _RankMemory,
+    rank: RankMemory,
 ) -> InfeasibleMemoryError:
     of_free = FRACTION_KINDS[deployment.backend] == "of_free"
     available = capacity if of_free else math.floor(capacity * request.memory_fraction_value)
     needed = rank.needed(request)
 
     def fits(larger: Deployment, spec: EngineSpec) -> bool:
-        return _RankMemory.of(model, larger, spec, system, request).budget(capacity, request) > 0
+        return RankMemory.of(model, larger, spec, system, request.max_num_tokens).budget(capacity, request) > 0
 
     smallest = _smallest_tp(model, deployment, fits)
-    advice = (
-        "no tensor-parallel size of the model fits; raise the fraction, lower max_num_tokens or use larger GPUs"
-        if smallest is None
-        else f"the smallest tensor-parallel size that fits is {smallest}"
-    )
-    return InfeasibleMemoryError(
-        f"{model.name} at tp {deployment.tp} leaves no memory for the KV cache: one rank needs {needed} bytes, "
-        f"{available} are available; {advice}",
+    return does_not_fit(
+        f"{model.name} at tp {deployment.tp} leaves no memory for the KV cache: one rank needs",
         needed,
         available,
         smallest,
+        "no tensor-parallel size of the model fits; raise the fraction, lower max_num_tokens or use larger GPUs",
+    )
+
+
+def does_not_fit(
+    what: str,
+    needed_bytes: int,
+    available_bytes: int,
+    smallest_tp: int | None,
+    no_size: str = "no tensor-parallel size fits",
+) -> InfeasibleMemoryError:
+    """The error for a rank without room; `what` says of what, and ends where the bytes that it needs follow.
+
+    >>> str(does_not_fit("m at tp 1 does not fit: weights need", 20, 16, 2))
+    'm at tp 1 does not fit: weights need 20 bytes, 16 are available; the smallest tensor-parallel size that fits is 2'
+    """
+    advice = no_size if smallest_tp is None else f"the smallest tensor-parallel size that fits is {smallest_tp}"
+    return InfeasibleMemoryError(
+        f"{what} {needed_bytes} bytes, {available_bytes} are available; {advice}",
+        needed_bytes,
+        available_bytes,
+        smallest_tp,
     )
 
 
@@ -250,14 +267,8 @@ def require_weights_fit(model: ModelConfig, deployment: Deployment, spec: Engine
     smallest = _smallest_tp(
         model, deployment, lambda larger, graph: weight_bytes(model, larger, graph) < capacity_bytes
     )
-    size = "no tensor-parallel size fits" if smallest is None else f"the smallest tensor-parallel size is {smallest}"
-    raise InfeasibleMemoryError(
-        f"{model.name} at tp {deployment.tp} does not fit: the weights of one rank need {int(weights)} bytes, "
-        f"{capacity_bytes} are available; {size}",
-        int(weights),
-        capacity_bytes,
-        smallest,
-    )
+    what = f"{model.name} at tp {deployment.tp} does not fit: the weights of one rank need"
+    raise does_not_fit(what, int(weights), capacity_bytes, smallest)
 
 
 def _smallest_tp(

@@ -4,7 +4,6 @@ Reads the language model only, towers of multimodal checkpoints excluded. How th
 interpreted in `precision.py`. Source: op-level.md section 4.1.
 """
 
-import importlib.util
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from fpmsdk.config.systems import DATA_PACKAGES, directories_in_package
 from fpmsdk.errors import ModelConfigError, UnsupportedModelError
 from fpmsdk.files import is_git_lfs_pointer
 from fpmsdk.opgraph.architectures import (
@@ -31,8 +31,7 @@ from fpmsdk.opgraph.architectures import (
 from fpmsdk.opgraph.config_fields import Fields
 from fpmsdk.opgraph.layer_groups import LayerGroup, read_layer_groups
 
-# Data packages that bundle checkpoint configurations, the preferred one first.
-DATA_PACKAGES = ("aiconfigurator_core", "aisimulate_core")
+# Where data packages bundle checkpoint configurations.
 BUNDLE = "model_configs"
 
 # Alternative spellings of one field, in the order in which they are looked up.
@@ -53,6 +52,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     `windowed_layers` attend to `attention_window` tokens, the others to all.
     `quantization` holds the checkpoint's `quantization_config`, `sidecar` the `quantization` part of its
     `hf_quant_config.json`; both empty when absent.
+
+    Sizes are counts of elements, layers or heads; `context_length` is in tokens. Made by `read_model_config`.
+    Source: op-level.md section 4.1.
+
+    >>> shape = {"num_layers": 2, "hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "head_size": 64}
+    >>> shape |= {"inter_size": 512, "vocab_size": 1024, "context_length": 4096}
+    >>> ModelConfig(name="m", architecture="LlamaForCausalLM", family="llama", **shape).num_experts
+    0
     """
 
     name: str
@@ -100,10 +107,22 @@ def read_model_config(model: str, search: Sequence[str | Path] = ()) -> ModelCon
     search: directories of bundled configurations (`organisation--model_config.json`) to look into first, then
         those of the installed data packages.
 
+    Returns
+    -------
+    The shape of the language model; weights are never read.
+
     Raises
     ------
     ModelConfigError: unreadable, or with missing, null, ill-typed or contradictory fields; all of them listed.
     UnsupportedModelError: unknown name, or an architecture without a graph; the nearest known ones are named.
+
+    Source: op-level.md section 4.1.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.tiny import write_checkpoint
+    >>> model = read_model_config(write_checkpoint(tempfile.mkdtemp()))
+    >>> model.architecture, model.num_layers, model.num_heads, model.head_size
+    ('LlamaForCausalLM', 4, 8, 64)
     """
     path, sidecar_path = _find(model, search)
     config = _read_object(path)
@@ -166,11 +185,10 @@ def _unknown_model(model: str, known: list[str]) -> UnsupportedModelError:
 
 def _bundles(search: Sequence[str | Path]) -> list[Path]:
     """Existing folders of bundled configurations; the packages are located but not imported."""
-    folders = [Path(folder) for folder in search]
-    for package in DATA_PACKAGES:
-        spec = importlib.util.find_spec(package)
-        folders += [Path(place) / BUNDLE for place in (spec and spec.submodule_search_locations) or ()]
-    return [folder for folder in folders if folder.is_dir()]
+    folders = [Path(folder) for folder in search if Path(folder).is_dir()]
+    for package in DATA_PACKAGES.values():
+        folders += map(Path, directories_in_package(package, BUNDLE))
+    return folders
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import msgspec
 
 from fpmsdk.errors import ConfigError, InfeasibleMemoryError, ModelConfigError
 from fpmsdk.opgraph.deployment import Deployment
-from fpmsdk.opgraph.memory import KvCacheEstimate, MemoryRequest, check_request, size_cache
+from fpmsdk.opgraph.memory import KvCacheEstimate, MemoryRequest, check_request, does_not_fit, size_cache
 from fpmsdk.opgraph.model_config import language_config, read_raw_config
 
 RESERVATION = 0.80
@@ -179,14 +179,8 @@ def _infeasible(
         if _weight_bytes(shape, larger) + request.cuda_graph_reserved_bytes < capacity:
             smallest = tp
         tp *= 2
-    advice = "no tensor-parallel size fits" if smallest is None else f"the smallest tensor-parallel size is {smallest}"
-    return InfeasibleMemoryError(
-        f"{model} at tp {deployment.tp} leaves no memory for the KV cache: one rank needs {occupied + 1} bytes, "
-        f"{capacity} are available; {advice}",
-        occupied + 1,
-        capacity,
-        smallest,
-    )
+    what = f"{model} at tp {deployment.tp} leaves no memory for the KV cache: one rank needs"
+    return does_not_fit(what, occupied + 1, capacity, smallest)
 
 
 def _capacity(geometry: Geometry, per_layer: int) -> Callable[[float], int]:

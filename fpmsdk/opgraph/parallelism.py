@@ -49,10 +49,10 @@ def _check_requests(model: ModelConfig, deployment: Deployment) -> None:
         raise ConfigError(f"nextn must not be negative, found {deployment.nextn}", "nextn")
     if deployment.decoder_replay:
         raise ConfigError(f"decoder_replay does not exist for {model.architecture}; leave it false", "decoder_replay")
-    if deployment.speculation is not None:
+    if deployment.speculation is not None and deployment.speculation["kind"] != "ngram":
         raise MissingCapabilityError(
-            f"op_level has no operators for the speculation scheme {deployment.speculation.get('kind')!r}; "
-            "use nextn for multi-token prediction"
+            f"op_level has no operators for the speculation scheme {deployment.speculation['kind']!r}; "
+            "use ngram, or nextn for multi-token prediction"
         )
     if (deployment.dcp or 1) > 1:
         raise MissingCapabilityError(f"op_level does not price decode context parallelism (dcp {deployment.dcp})")

@@ -22,6 +22,11 @@ class Precision(NamedTuple):
 
     `attention_bf16` holds the groups (`q`, `kv`, `o`) of attention projections that the checkpoint keeps unquantised,
     `shared_experts` and `experts` the modes in which the experts run; `moe` is the mode that identifies the deployment.
+
+    Source: op-level.md section 4.2.
+
+    >>> Precision(gemm="fp8", kv_cache="fp8").fmha
+    'bfloat16'
     """
 
     gemm: str = BF16
@@ -42,12 +47,27 @@ class _Inferred(NamedTuple):
 
 
 def infer_precision(model: ModelConfig, deployment: Deployment) -> Precision:
-    """Return the precisions of a model in a deployment.
+    """Return the precisions of a model in a deployment: wishes of the deployment, then what the checkpoint declares.
+
+    Parameters
+    ----------
+    model: result of `read_model_config`.
+    deployment: its `*_quant_mode` fields are the wishes.
 
     Raises
     ------
     ConfigError: a requested mode is unknown; the accepted ones are named.
     UnsupportedModelError: the checkpoint declares an algorithm that no mode stands for.
+
+    Source: op-level.md section 4.2.
+
+    >>> import tempfile
+    >>> from fpmsdk.opgraph import read_model_config
+    >>> from fpmsdk.sample.tiny import write_checkpoint
+    >>> model = read_model_config(write_checkpoint(tempfile.mkdtemp()))
+    >>> wishes = Deployment(system="h200_sxm", backend="vllm", kvcache_quant_mode="fp8")
+    >>> infer_precision(model, wishes)[:4]
+    ('bfloat16', 'bfloat16', 'bfloat16', 'fp8')
     """
     inferred = _infer(model)
     gemm = _chosen(deployment, "gemm_quant_mode", inferred.gemm)

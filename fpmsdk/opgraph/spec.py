@@ -17,7 +17,7 @@ from fpmsdk.opgraph.llama import llama_ops
 from fpmsdk.opgraph.model_config import ModelConfig
 from fpmsdk.opgraph.moe import moe_ops
 from fpmsdk.opgraph.nas import nas_ops
-from fpmsdk.opgraph.ops import Op
+from fpmsdk.opgraph.ops import GenerationAttention, Op
 from fpmsdk.opgraph.parallelism import check_parallelism
 from fpmsdk.opgraph.phase import LaneOrder, Phase
 from fpmsdk.opgraph.precision import Precision, infer_precision
@@ -48,6 +48,16 @@ class EngineSpec(msgspec.Struct, frozen=True):
     """A compiled deployment: identity (`engine`, a plain record) and the operators of both phases.
 
     `precision` is what the graph was built with, before the names of `engine` collapse some modes.
+    Made by `build_graph`. Source: op-level.md section 4.5.
+
+    >>> import tempfile
+    >>> from fpmsdk.opgraph import Deployment, read_model_config
+    >>> from fpmsdk.sample.tiny import write_checkpoint
+    >>> model = read_model_config(write_checkpoint(tempfile.mkdtemp()))
+    >>> lanes = lambda kind, table: ("flash_attention",)
+    >>> spec = build_graph(model, Deployment(system="h200_sxm", backend="vllm"), lanes)
+    >>> spec.engine["weight_dtype"], [op.name for op in spec.generation_ops[:2]]
+    ('bfloat16', ['generation_embedding', 'generation_add_norm_1'])
     """
 
     engine: dict[str, Any]
@@ -56,7 +66,12 @@ class EngineSpec(msgspec.Struct, frozen=True):
     precision: Precision
 
     def to_dict(self) -> dict[str, Any]:
-        """The specification as a JSON document of schema 29."""
+        """The specification as a JSON document of schema 29.
+
+        >>> spec = EngineSpec({"model_name": "m"}, (), (), Precision())
+        >>> spec.to_dict()
+        {'schema_version': 29, 'engine': {'model_name': 'm'}, 'context_ops': [], 'generation_ops': []}
+        """
         return {
             "schema_version": SCHEMA_VERSION,
             "engine": dict(self.engine),
@@ -69,6 +84,11 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
         The hashed text is `{"digest_version", "spec"}` as JSON with sorted keys, no blanks and the shortest form
         of every float, with all storage locations of the engine record set to null.
+
+        >>> def digest_at(path):
+        ...     return EngineSpec({"systems_path": path, "extra": {}}, (), (), Precision()).digest()
+        >>> digest_at("/here") == digest_at("/there")
+        True
         """
         spec = self.to_dict()
         spec["engine"] = _without_locations(spec["engine"])
@@ -82,13 +102,28 @@ def build_graph(model: ModelConfig, deployment: Deployment, lanes: LaneOrder) ->
 
     Parameters
     ----------
-    lanes: `(operator kind, table name)` to the attention kernels in the order in which they are looked up.
+    model: result of `read_model_config`.
+    deployment: how it is served.
+    lanes: `(operator kind, table name)` to the attention kernels in the order in which they are looked up;
+        `PerfDatabase.lane_order` knows them.
 
     Raises
     ------
     ConfigError: unknown mode names or contradictory sizes.
     UnsupportedModelError: the model cannot be divided that way, or its checkpoint has an unknown quantisation.
     MissingCapabilityError: the deployment asks for what has no operator form.
+
+    Source: op-level.md sections 4.3 to 4.5.
+
+    >>> import tempfile
+    >>> from fpmsdk.opgraph import read_model_config
+    >>> from fpmsdk.sample.tiny import write_checkpoint
+    >>> model = read_model_config(write_checkpoint(tempfile.mkdtemp()))
+    >>> deployment = Deployment(system="h200_sxm", backend="vllm", tp=2)
+    >>> spec = build_graph(model, deployment, lambda kind, table: ("flash_attention",))
+    >>> attention = next(op for op in spec.context_ops if op.name == "context_attention")
+    >>> attention.n, attention.n_kv, attention.scale_factor  # heads of one of two ranks, over four layers
+    (4, 1, 4.0)
     """
     precision = infer_precision(model, deployment)
     check_parallelism(model, deployment, precision)
@@ -96,8 +131,22 @@ def build_graph(model: ModelConfig, deployment: Deployment, lanes: LaneOrder) ->
     return EngineSpec(
         engine=_engine(model, deployment, precision),
         context_ops=family(Phase("context", model, deployment, precision, lanes)),
-        generation_ops=family(Phase("generation", model, deployment, precision, lanes)),
+        generation_ops=_verifying(family(Phase("generation", model, deployment, precision, lanes)), deployment),
         precision=precision,
+    )
+
+
+def _verifying(operators: tuple[Op, ...], deployment: Deployment) -> tuple[Op, ...]:
+    # Drafts that were looked up cost nothing and are verified in one pass, in which attention reads the cache of each
+    # request once for all of them. The batch of a query counts tokens. Latent attention has no such form.
+    if deployment.speculation is None:
+        return operators
+    width = deployment.verify_width
+    return tuple(
+        msgspec.structs.replace(op, scale_num_tokens=op.scale_num_tokens * width, verify_query_tokens=width)
+        if isinstance(op, GenerationAttention)
+        else op
+        for op in operators
     )
 
 
@@ -128,7 +177,7 @@ def _engine(model: ModelConfig, deployment: Deployment, precision: Precision) ->
         "activation_dtype": precision.fmha,
         "fpm_fmha_dtype": None,
         "kv_cache_dtype": precision.kv_cache,
-        "nextn": deployment.nextn or None,
+        "nextn": deployment.verify_width - 1 or None,
         "enable_shared_layer": deployment.database_mode in SHARING_MODES if sharing is None else sharing,
         "strict_provenance": deployment.strict_provenance,
         "database_mode": deployment.database_mode,

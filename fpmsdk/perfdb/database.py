@@ -30,8 +30,17 @@ from fpmsdk.perfdb.tables import SCHEMAS, TableSchema
 class PerfDatabase:
     """Tables of one system, backend and version. Made by `open_database`.
 
-    Parameters: `shared`, whether other versions and backends fill in; `strict`, whether faulty metadata are
-    errors.
+    Parameters: `root`, `system`, `backend` and a literal `version`; `shared`, whether other versions and backends fill
+    in; `strict`, whether faulty metadata are errors.
+    Raises: as `SystemsRoot.spec`.
+    Source: op-level.md sections 1.3 to 1.5.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.tiny import write_systems
+    >>> root = open_root(write_systems(tempfile.mkdtemp()))
+    >>> database = open_database(root, "tiny_gpu", "vllm", "0.24.0")
+    >>> database.spec.sm_version, database.table("gemm_perf").rows
+    (90, 16)
     """
 
     def __init__(
@@ -54,6 +63,13 @@ class PerfDatabase:
         Raises: `PerfDataNotAvailableError` when no source has a row for it, the same way every time;
         `PerfDataCorruptError` when a file of it is damaged, or when files of tables loaded before have changed since.
         Source: op-level.md sections 1.3 and 1.5.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> gemm = open_database(root, "tiny_gpu", "vllm", "0.24.0").table("gemm_perf")
+        >>> list(gemm.slices), [axis[-1].item() for axis in gemm.slices["bfloat16",].axes]
+        ([('bfloat16',)], [2048, 2048, 2048])
         """
         outcome = self._outcomes.get(name)
         if outcome is None:
@@ -73,6 +89,12 @@ class PerfDatabase:
         backend asked for.
         Raises: `UnsupportedAttentionBackendError`.
         Source: op-level.md section 3.8.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> open_database(root, "tiny_gpu", "vllm", "0.24.0").lane_order("context_attention_perf")
+        ('default',)
         """
         try:
             table = self.table(name)
@@ -180,11 +202,18 @@ def open_database(
 ) -> PerfDatabase:
     """Return the database of a system, backend and version: one instance per process and identity.
 
-    Parameters: `root`, a systems root; `version`, a literal version (see `SystemsRoot.resolve_version`);
-    `enable_shared_layer`, whether other versions and backends fill in missing rows; `strict_provenance`,
-    whether faulty metadata are errors; `tolerate_dirless`, whether the version need not have a directory;
-    `keep`, whether others shall share the instance, false for a root that soon ceases to exist.
+    Parameters: `root`, a systems root; `system` and `backend` by name; `version`, a literal version (see
+    `SystemsRoot.resolve_version`); `enable_shared_layer`, whether other versions and backends fill in missing rows;
+    `strict_provenance`, whether faulty metadata are errors; `tolerate_dirless`, whether the version need not have a
+    directory; `keep`, whether others shall share the instance, false for a root that soon ceases to exist.
     Raises: `UnknownSystemError`; `PerfDataNotAvailableError` when the backend has no directory of that version.
+    Source: op-level.md sections 1.2 and 1.3.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.tiny import write_systems
+    >>> root = open_root(write_systems(tempfile.mkdtemp()))
+    >>> open_database(root, "tiny_gpu", "vllm", "0.24.0") is open_database(root.path, "tiny_gpu", "vllm", "0.24.0")
+    True
     """
     root = root if isinstance(root, SystemsRoot) else open_root(root)
     versions: Mapping[str, object] = root.tree(system).versions(backend)

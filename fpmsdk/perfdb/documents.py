@@ -46,6 +46,15 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[Any, Any]:
     return document
 
 
+def ill_formed(path: str, key: str, found: object, accepted: str) -> PerfDataCorruptError:
+    """The error for a value of a document that is not what it must be; `accepted` says that in words.
+
+    >>> str(ill_formed("x100.yaml", "gpu.power", -1, "a positive number"))
+    'x100.yaml: gpu.power must be a positive number, found -1'
+    """
+    return PerfDataCorruptError(f"{path}: {key} must be {accepted}, found {found!r}", path)
+
+
 def as_mapping(value: object, name: str, path: str) -> Mapping[Any, Any]:
     """Return an optional mapping inside a document; null counts as absent.
 
@@ -55,7 +64,7 @@ def as_mapping(value: object, name: str, path: str) -> Mapping[Any, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise PerfDataCorruptError(f"{path}: {name} must be a mapping, found {value!r}", path)
+        raise ill_formed(path, name, value, "a mapping")
     return value
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fpmsdk.errors import PerfDataCorruptError
+from fpmsdk.perfdb.documents import ill_formed
 
 # Compute dtype -> key of the `gpu` section.
 TENSOR_CORE_KEYS = {
@@ -28,6 +28,14 @@ class SystemSpec:
 
     `tc_flops` maps the compute dtypes bf16, int8, fp8 and fp4 to FLOP/s and holds only supported ones.
     Source: op-level.md section 1.1.
+
+    >>> import tempfile
+    >>> from fpmsdk.perfdb import open_root
+    >>> from fpmsdk.sample.tiny import write_systems
+    >>> root = open_root(write_systems(tempfile.mkdtemp()))
+    >>> spec = root.spec("tiny_gpu")
+    >>> spec.mem_bw_bytes_per_s, spec.tc_flops["bf16"], spec.gpus_per_node
+    (1000000000000.0, 100000000000000.0, 8)
     """
 
     name: str
@@ -53,7 +61,17 @@ class SystemSpec:
     oneccl_version: str | None
 
     def p2p_bandwidth(self, gpus: int) -> float:
-        """Return the point-to-point bandwidth in bytes/s inside a group of `gpus` GPUs."""
+        """Return the point-to-point bandwidth in bytes/s inside a group of `gpus` GPUs.
+
+        Source: op-level.md section 3.4.
+
+        >>> import tempfile
+        >>> from fpmsdk.perfdb import open_root
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> root.spec("tiny_gpu").p2p_bandwidth(8), root.spec("tiny_gpu").p2p_bandwidth(16)
+        (450000000000.0, 50000000000.0)
+        """
         if gpus <= self.gpus_per_node:
             return self.intra_node_bw_bytes_per_s
         if self.gpus_per_rack is None or gpus <= self.gpus_per_rack or self.inter_rack_bw_bytes_per_s is None:
@@ -69,7 +87,7 @@ def parse_system(name: str, document: Mapping[Any, Any], path: str) -> SystemSpe
     gpu, node, misc = (_Section(document, section, path) for section in ("gpu", "node", "misc"))
     data_dir = document.get("data_dir")
     if not isinstance(data_dir, str) or not data_dir or "\0" in data_dir:
-        raise _fault(path, "data_dir", data_dir, "the directory of this system's measurements")
+        raise ill_formed(path, "data_dir", data_dir, "the directory of this system's measurements")
     flops = {dtype: gpu.number(key, 0.0) for dtype, key in TENSOR_CORE_KEYS.items()}
     return SystemSpec(
         name=name,
@@ -102,7 +120,7 @@ class _Section:
     def __init__(self, document: Mapping[Any, Any], name: str, path: str) -> None:
         values = document.get(name)
         if not isinstance(values, Mapping):
-            raise _fault(path, name, values, "a mapping")
+            raise ill_formed(path, name, values, "a mapping")
         self._values, self._name, self._path = values, name, path
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -117,25 +135,25 @@ class _Section:
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000:
             value = float(value)
         if not isinstance(value, float) or not math.isfinite(value):
-            raise _fault(self._path, f"{self._name}.{key}", value, "a finite number")
+            raise ill_formed(self._path, f"{self._name}.{key}", value, "a finite number")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
         if value <= 0:
-            raise _fault(self._path, f"{self._name}.{key}", value, "a positive number")
+            raise ill_formed(self._path, f"{self._name}.{key}", value, "a positive number")
         return value
 
     def not_negative(self, key: str, default: float) -> float:
         value = self.number(key, default)
         if value < 0:
-            raise _fault(self._path, f"{self._name}.{key}", value, "a number not below 0")
+            raise ill_formed(self._path, f"{self._name}.{key}", value, "a number not below 0")
         return value
 
     def count(self, key: str, *, least: int = 1, default: int | None = None) -> int:
         value = self.number(key, default)
         if value < least or not value.is_integer():
-            raise _fault(self._path, f"{self._name}.{key}", value, f"an integer not below {least}")
+            raise ill_formed(self._path, f"{self._name}.{key}", value, f"an integer not below {least}")
         return int(value)
 
     def optional_positive(self, key: str) -> float | None:
@@ -148,18 +166,16 @@ class _Section:
         value = self._values.get(key)
         # A number has lost its form: 2.30 reads as 2.3.
         if value is not None and not isinstance(value, str):
-            raise _fault(self._path, f"{self._name}.{key}", value, "text; put it in quotes")
+            raise ill_formed(self._path, f"{self._name}.{key}", value, "text; put it in quotes")
         return value
 
     def bytes_by_ranks(self, key: str) -> dict[int, int]:
         table = self._values.get(key) or {}
         if not isinstance(table, Mapping):
-            raise _fault(self._path, f"{self._name}.{key}", table, "a mapping from ranks to bytes")
+            raise ill_formed(self._path, f"{self._name}.{key}", table, "a mapping from ranks to bytes")
         for ranks, size in table.items():
             if type(ranks) is not int or type(size) is not int or ranks < 1 or size < 0:
-                raise _fault(self._path, f"{self._name}.{key}", table, "a mapping from ranks to bytes, both integers")
+                raise ill_formed(
+                    self._path, f"{self._name}.{key}", table, "a mapping from ranks to bytes, both integers"
+                )
         return dict(table)
-
-
-def _fault(path: str, key: str, found: object, accepted: str) -> PerfDataCorruptError:
-    return PerfDataCorruptError(f"{path}: {key} must be {accepted}, found {found!r}", path)

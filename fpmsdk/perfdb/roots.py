@@ -35,6 +35,12 @@ class SystemsRoot:
 
     Parameters: `path`, the directory. Nothing is read before it is needed; what was read is kept.
     Source: op-level.md section 1.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.tiny import write_systems
+    >>> root = open_root(write_systems(tempfile.mkdtemp()))
+    >>> root.systems(), root.resolve_version("tiny_gpu", "vllm", None).version
+    (('tiny_gpu',), '0.24.0')
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -46,7 +52,14 @@ class SystemsRoot:
         self._groups: tuple[SharingGroup, ...] | None = None
 
     def systems(self) -> tuple[str, ...]:
-        """Return the names of the described systems, sorted."""
+        """Return the names of the described systems, sorted.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> root.systems()
+        ('tiny_gpu',)
+        """
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
         return tuple(
             sorted(
@@ -61,6 +74,16 @@ class SystemsRoot:
 
         Raises: `UnknownSystemError` naming the nearest systems; `PerfDataNotAvailableError` when its description
         cannot be read; `PerfDataCorruptError`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> root.spec("tiny_gpu").sm_version
+        90
+        >>> root.spec("tiny_gpus")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnknownSystemError: ...no system 'tiny_gpus' in ...; nearest: tiny_gpu
         """
         if system in self._specs:
             return self._specs[system]
@@ -84,13 +107,37 @@ class SystemsRoot:
         return self._specs[system]
 
     def tree(self, system: str) -> DataTree:
-        """Return the directories of a system's measurements."""
+        """Return the directories of a system's measurements.
+
+        Raises: as `spec`.
+        Source: op-level.md section 1.1.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> [directory.family for directory in root.tree("tiny_gpu").versions("vllm")["0.24.0"]]
+        ['attention', 'gemm']
+        """
         if system not in self._trees:
             self._trees[system] = DataTree(os.path.join(self.path, self.spec(system).data_dir))
         return self._trees[system]
 
     def slots(self, system: str, backend: str) -> Slots | None:
-        """Return the queryable versions, or None when nothing governs this system and backend."""
+        """Return the queryable versions, or None when nothing governs this system and backend.
+
+        Raises: as `spec`; `PerfDataCorruptError` for a malformed `query_versions.yaml`.
+        Source: op-level.md section 1.2.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> root.slots("tiny_gpu", "vllm") is None
+        True
+        >>> import pathlib
+        >>> _ = pathlib.Path(root.path, "query_versions.yaml").write_text('defaults: {vllm: {current: "0.24.0"}}')
+        >>> SystemsRoot(root.path).slots("tiny_gpu", "vllm").listed()
+        {'current': '0.24.0'}
+        """
         if (system, backend) not in self._slots:
             self._slots[system, backend] = self._read_slots(system, backend)
         return self._slots[system, backend]
@@ -127,6 +174,12 @@ class SystemsRoot:
         Where no slots govern the system, None means the newest version that the backend was measured with, if any.
         Raises: `UnlistedVersionError`, `UnknownSystemError`, `PerfDataCorruptError`.
         Source: op-level.md section 1.2.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> root.resolve_version("tiny_gpu", "vllm", None)
+        ResolvedVersion(version='0.24.0', tolerate_dirless=False)
         """
         resolved = choose(
             requested,
@@ -142,7 +195,19 @@ class SystemsRoot:
     def sources(
         self, system: str, backend: str, version: str, table: str, *, shared: bool = True, strict: bool = False
     ) -> tuple[Source, ...]:
-        """Return the files of a table, most trusted first; see `sources.resolve_sources`."""
+        """Return the files of a table, most trusted first; see `sources.resolve_sources`.
+
+        Parameters: `table`, a key of `SCHEMAS`; `shared`, whether other versions and backends may fill in; `strict`,
+        whether faulty metadata are errors instead of warnings.
+        Raises: as `spec`; `PerfDataCorruptError` under `strict`.
+        Source: op-level.md section 1.3.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import write_systems
+        >>> root = open_root(write_systems(tempfile.mkdtemp()))
+        >>> [(source.channel, source.version) for source in root.sources("tiny_gpu", "vllm", "0.24.0", "gemm_perf")]
+        [('primary', '0.24.0')]
+        """
         schema = SCHEMAS[table]
         tree = self.tree(system)
         if schema.library is not None:
@@ -162,5 +227,12 @@ _roots: dict[str, SystemsRoot] = {}
 
 
 def open_root(path: str | os.PathLike[str]) -> SystemsRoot:
-    """Return the systems root at a directory: one object per process and path."""
+    """Return the systems root at a directory: one object per process and path.
+
+    Nothing is read, so that a directory that does not exist is found out by its first use.
+    Source: op-level.md section 1.
+
+    >>> open_root("/nowhere").systems(), open_root("/nowhere") is open_root("/nowhere/.")
+    ((), True)
+    """
     return _roots.setdefault(os.path.abspath(path), SystemsRoot(path))

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fpmsdk.errors import PerfDataCorruptError
-from fpmsdk.perfdb.documents import read_mapping
+from fpmsdk.perfdb.documents import ill_formed, read_mapping
 
 SHARING_MANIFEST = "perf_data_reuse_manifest.yaml"
 _ADMITTED_TIERS = ("shared", "shared_fallback")
@@ -31,13 +30,13 @@ def read_reuse(path: str) -> list[tuple[str, str]]:
     """
     entries = read_mapping(path).get("reuse")
     if not isinstance(entries, list):
-        raise _fault(path, "reuse", entries, "a list")
+        raise ill_formed(path, "reuse", entries, "a list")
     for number, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
-            raise _fault(path, f"reuse[{number}]", entry, "a mapping")
+            raise ill_formed(path, f"reuse[{number}]", entry, "a mapping")
         for key in _REUSE_KEYS:
             if not isinstance(entry.get(key), str) or not entry[key].strip():
-                raise _fault(path, f"reuse[{number}].{key}", entry.get(key), "a non-empty string")
+                raise ill_formed(path, f"reuse[{number}].{key}", entry.get(key), "a non-empty string")
     return [(entry["table"], entry["from_version"]) for entry in entries]
 
 
@@ -55,13 +54,13 @@ def read_collection_meta(path: str) -> CollectionMeta:
     """
     document = read_mapping(path)
     if document.get("schema_version", 1) not in (1, 2):
-        raise _fault(path, "schema_version", document["schema_version"], "1 or 2")
+        raise ill_formed(path, "schema_version", document["schema_version"], "1 or 2")
     tables = document.get("tables", {})
     if not isinstance(tables, Mapping):
-        raise _fault(path, "tables", tables, "a mapping")
+        raise ill_formed(path, "tables", tables, "a mapping")
     for table, entry in tables.items():
         if not isinstance(entry, Mapping):
-            raise _fault(path, f"tables.{table}", entry, "a mapping")
+            raise ill_formed(path, f"tables.{table}", entry, "a mapping")
     return CollectionMeta(frozenset(map(str, tables)), document.get("provenance") == "legacy")
 
 
@@ -75,7 +74,7 @@ def read_sharing_manifest(path: str) -> tuple[SharingGroup, ...]:
     except FileNotFoundError:
         return ()
     if not isinstance(groups, list):
-        raise _fault(path, "groups", groups, "a list")
+        raise ill_formed(path, "groups", groups, "a list")
     return tuple(
         group
         for number, entry in enumerate(groups)
@@ -85,20 +84,16 @@ def read_sharing_manifest(path: str) -> tuple[SharingGroup, ...]:
 
 def _sharing_group(entry: Any, place: str, path: str) -> SharingGroup | None:
     if not isinstance(entry, Mapping):
-        raise _fault(path, place, entry, "a mapping")
+        raise ill_formed(path, place, entry, "a mapping")
     if entry.get("tier") not in _ADMITTED_TIERS:
         return None
     backends = entry.get("frameworks")
     if not isinstance(backends, list) or not all(isinstance(name, str) for name in backends):
-        raise _fault(path, f"{place}.frameworks", backends, "a list of backend names")
+        raise ill_formed(path, f"{place}.frameworks", backends, "a list of backend names")
     for key in ("op_file", "kernel_source"):
         if not isinstance(entry.get(key), str):
-            raise _fault(path, f"{place}.{key}", entry.get(key), "a string")
+            raise ill_formed(path, f"{place}.{key}", entry.get(key), "a string")
     file: str = entry["op_file"]
     if file.endswith(".txt"):
         file = file[: -len(".txt")] + ".parquet"
     return SharingGroup(file, entry["kernel_source"], frozenset(backends))
-
-
-def _fault(path: str, key: str, found: object, accepted: str) -> PerfDataCorruptError:
-    return PerfDataCorruptError(f"{path}: {key} must be {accepted}, found {found!r}", path)

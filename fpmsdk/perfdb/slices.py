@@ -21,8 +21,14 @@ Key = tuple[Any, ...]
 class Slice(NamedTuple):
     """The rows of one key, sorted by their axes; read-only.
 
-    `axes` holds one integer array a grid axis, outer to inner; `power_w` is NaN where not measured; `order` is
-    the rank of each row in the order in which the files gave them.
+    `axes` holds one int[n] a grid axis, outer to inner; `latency_ms` and `power_w` are float64[n], power NaN where not
+    measured; `order`, int32[n], is the rank of each row in the order in which the files gave them.
+    Source: op-level.md section 1.5.
+
+    >>> import numpy as np
+    >>> part = Slice((np.array([1, 8]),), np.array([0.5, 0.7]), np.array([np.nan, 400.0]), np.array([1, 0], np.int32))
+    >>> part.latency_ms[part.axes[0] == 8].item()
+    0.7
     """
 
     axes: tuple[Integers, ...]
@@ -75,7 +81,17 @@ class Slices(Mapping[Key, Slice]):
 
 
 class Table(NamedTuple):
-    """One loaded table."""
+    """One loaded table: views by key, the files that its rows come from, and the arrays behind the views.
+
+    Source: op-level.md sections 1.3 and 1.5.
+
+    >>> import tempfile
+    >>> from fpmsdk.perfdb import open_database
+    >>> from fpmsdk.sample.tiny import write_systems
+    >>> gemm = open_database(write_systems(tempfile.mkdtemp()), "tiny_gpu", "vllm", "0.24.0").table("gemm_perf")
+    >>> gemm.rows, [source.channel for source in gemm.sources]
+    (16, ['primary'])
+    """
 
     slices: Slices
     sources: tuple[Source, ...]
@@ -83,7 +99,17 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[Key], arrays: TableArrays, sources: tuple[Source, ...]) -> Table:
-        """Return the table of these arrays, which from now on cannot be written."""
+        """Return the table of these arrays, which from now on cannot be written.
+
+        Parameters: `keys`, one per group of rows, in the order in which the files first name them; `arrays`, the rows;
+        `sources`, the files they come from.
+
+        >>> import numpy as np
+        >>> offsets, axis, latency_ms = np.array([0, 2]), np.array([1, 8]), np.array([0.5, 0.7])
+        >>> arrays = TableArrays(offsets, (axis,), latency_ms, None, np.arange(2, dtype=np.int32), np.array([2]))
+        >>> Table.of([("bfloat16",)], arrays, ()).slices["bfloat16",].latency_ms.tolist()
+        [0.5, 0.7]
+        """
         power = () if arrays.power_w is None else (arrays.power_w,)
         for array in (arrays.offsets, *arrays.axes, arrays.latency_ms, *power, arrays.order, arrays.primary_rows):
             array.flags.writeable = False
@@ -134,13 +160,14 @@ def merge(blocks: Sequence[Block]) -> tuple[list[Key], TableArrays]:
     row = _distinct_rows(_combined(itertools.chain([(group, len(keys))], ranked)))
     group = group[row]
     offsets = np.searchsorted(group, np.arange(len(keys) + 1))
+    order = _rank_in_group(group, row, offsets, sum(len(block.latency_ms) for block in blocks))
     primary = sum(len(block.latency_ms) for block in blocks if block.is_primary)
     return keys, TableArrays(
         offsets=offsets.astype(np.int64),
         axes=tuple(joined(axis)[row] for axis in range(num_axes)),
         latency_ms=np.concatenate([block.latency_ms for block in blocks])[row],
         power_w=_power(blocks, row),
-        order=_rank_in_group(group, row, offsets, sum(len(block.latency_ms) for block in blocks)),
+        order=order,
         primary_rows=np.bincount(group[row < primary], minlength=len(keys)).astype(np.int64),
     )
 
@@ -162,8 +189,10 @@ def _rank_in_group(
     by_row |= row
     by_row.sort()
     by_row &= (1 << bits) - 1
+    position = np.arange(len(row), dtype=np.int32)
+    position -= offsets.astype(np.int32)[group]
     rank = np.empty(count, np.int32)
-    rank[by_row] = np.arange(len(row)) - offsets[group]
+    rank[by_row] = position
     return rank[row]
 
 

@@ -19,8 +19,12 @@ from fpmsdk.perfdb.versions import newest_first, parse_version
 class Source(NamedTuple):
     """One file of a table.
 
-    `channel` is primary, declared_reuse, fallback or cross_backend; `kernel_sources` the kernels whose rows
-    may be taken, None for all rows.
+    `channel` is primary, declared_reuse, fallback or cross_backend; `version` the one whose directory holds the file;
+    `kernel_sources` the kernels whose rows may be taken, None for all rows.
+    Source: op-level.md section 1.3.
+
+    >>> Source("data/gemm/vllm/0.22.0/gemm_perf.parquet", "fallback", "0.22.0").kernel_sources is None
+    True
     """
 
     path: str

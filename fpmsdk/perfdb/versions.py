@@ -26,6 +26,12 @@ class ResolvedVersion(NamedTuple):
 
     `tolerate_dirless` says that the system need not have a directory of that version: its rows come from
     earlier ones.
+
+    Source: op-level.md section 1.2.
+
+    >>> resolved = ResolvedVersion("0.25.0", tolerate_dirless=True)
+    >>> resolved.version
+    '0.25.0'
     """
 
     version: str | None

@@ -40,6 +40,8 @@ class ForwardPassPerfModel:
     Built by `best_available`. Any number of threads may estimate while one tunes: every answer equals the answer after
     some prefix of the tuning calls. Models are neither pickled nor copied.
 
+    Source: fpm-model.md sections 1 and 2; clients.md section 2.1.
+
     Example
     -------
     >>> model = ForwardPassPerfModel.best_available(
@@ -98,6 +100,13 @@ class ForwardPassPerfModel:
         ConfigError: the configuration is malformed, unknown or contradictory, or both or neither source is given.
         PerfDataNotAvailableError: only performance data are missing.
         MissingCapabilityError: this release has no implementation of what is asked for; names it.
+
+        Source: fpm-model.md sections 2.1 and 4.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model
+        <ForwardPassPerfModel qwen3-small-random on cpu-2-cores, vllm aggregated, fpm_regression>
         """
         if (config is None) == (state_snapshot is None):
             raise ConfigError("give exactly one of config and state_snapshot")
@@ -107,12 +116,38 @@ class ForwardPassPerfModel:
 
     @staticmethod
     def normalize_config(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
-        """The canonical form of a configuration, validated, without building a model."""
+        """The canonical form of a configuration, validated, without building a model.
+
+        Parameters
+        ----------
+        config: as `best_available`.
+
+        Raises
+        ------
+        As `fpmsdk.config.normalize_request`.
+
+        Source: fpm-model.md section 3.3.
+
+        >>> config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "systems_paths": ["/."]}
+        >>> canonical = ForwardPassPerfModel.normalize_config(config)
+        >>> canonical["systems_paths"], canonical["tp"]
+        (['/'], 1)
+        """
         return _normalized(config)
 
     @staticmethod
     def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> NoReturn:
-        """Deployment identity for learned artifacts."""
+        """Deployment identity for learned artifacts.
+
+        Raises
+        ------
+        MissingCapabilityError: always; this release has no learned estimators.
+
+        >>> ForwardPassPerfModel.learned_identity({})
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.MissingCapabilityError: this release has no learned estimators (learned_identity)
+        """
         raise MissingCapabilityError("this release has no learned estimators (learned_identity)")
 
     @staticmethod
@@ -121,7 +156,25 @@ class ForwardPassPerfModel:
     ) -> dict[str, Any]:
         """KV-cache budget of the deployment that a configuration selects from its profile.
 
+        Parameters: `budget`, bytes of the GPU, memory fraction and scheduler limits, as
+        `fpmsdk.launch.cache_budget.estimate_cache_budget` names them.
+        Returns: bytes and, of a linear cache, tokens that are left, and what one request takes of them.
+        Raises: `ConfigError` for a request that the profile does not support, `InfeasibleMemoryError` when nothing is
+        left; it tells the bytes and the smallest tp that fits.
         Source: fpm-interpolation.md section 7.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = forward_config(folder)
+        ...     config["fpm_profile"]["deployments"][0]["resources"] |= {
+        ...         "weights_bytes": 600, "activations_bytes": 100,
+        ...         "runtime_overhead_bytes": 0, "comm_overhead_bytes": 0}
+        ...     budget = ForwardPassPerfModel.estimate_cache_budget(config, {
+        ...         "total_gpu_capacity_bytes": 10_000_000, "memory_fraction_kind": "of_total",
+        ...         "memory_fraction_value": 0.9, "max_num_tokens": 512, "max_batch_size": 16})
+        >>> budget["total_kv_size_bytes"], budget["total_kv_size_tokens"]
+        (8999300, 4394)
         """
         from fpmsdk.launch.cache_budget import estimate_cache_budget
 
@@ -129,11 +182,30 @@ class ForwardPassPerfModel:
 
     @classmethod
     def from_learned(cls, source: Any, options: Mapping[str, Any] | None = None) -> NoReturn:
-        """Build a model from a learned artifact."""
+        """Build a model from a learned artifact.
+
+        Raises
+        ------
+        MissingCapabilityError: always; this release has no learned estimators.
+
+        >>> ForwardPassPerfModel.from_learned("artifact.json")
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.MissingCapabilityError: this release has no learned estimators (from_learned)
+        """
         raise MissingCapabilityError("this release has no learned estimators (from_learned)")
 
     def close(self) -> None:
-        """Drop the estimator; later calls fail with AttributeError. Closing twice is harmless."""
+        """Drop the estimator; later calls fail with AttributeError. Closing twice is harmless.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.close()
+        >>> model.diagnostics()
+        Traceback (most recent call last):
+            ...
+        AttributeError: this ForwardPassPerfModel is closed
+        """
         self.__dict__.pop("_estimator", None)
         self.__dict__.pop("_kind", None)
 
@@ -152,6 +224,15 @@ class ForwardPassPerfModel:
         Raises
         ------
         MetricsError: a field of the wrong type or range, contradictory counts, another message version.
+
+        Source: fpm-model.md section 5.3.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> [round(model.estimate_forward_pass_time_ms(metrics), 3) for metrics in (decode, [decode, {}], {})]
+        [5.221, 5.221, 0.0]
         """
         return self._estimator.serving.estimate_iteration(metrics, _decode_frame)
 
@@ -161,6 +242,19 @@ class ForwardPassPerfModel:
         Parameters
         ----------
         batch: `FpmBatch`, or a sequence of iterations in the forms of `estimate_forward_pass_time_ms`.
+
+        Raises
+        ------
+        MetricsError: as `estimate_forward_pass_time_ms`; names the iteration.
+
+        Source: fpm-model.md section 5.3.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> model.estimate_many([decode, {}]).round(3).tolist()
+        [5.221, 0.0]
         """
         columns = _columns(batch)
         if columns is None:
@@ -173,13 +267,37 @@ class ForwardPassPerfModel:
         """A compiled timing model for replays: what has been learned by now, unaffected by later tuning.
 
         Source: engine-and-replay.md section 4.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> from fpmsdk import Trace, replay_trace
+        >>> trace = Trace.from_arrays([0.0], prompt_tokens=[128], output_tokens=[1])
+        >>> round(replay_trace(trace, timing=model.timing_model()).summary["mean_ttft_ms"], 3)
+        15.222
         """
         from fpmsdk._ext.pricing import FpmTiming
 
         return FpmTiming(self._estimator.serving)
 
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
-        """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`."""
+        """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`.
+
+        Ranks of strict whole-forward lookups tell the parts of a pass, in ms, and their `queries`: how each was
+        resolved, and the measured points behind it with their weights. Source: fpm-interpolation.md section 4.4.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> mixed = {"num_prefill_requests": 1, "sum_prefill_tokens": 100,
+        ...          "num_decode_requests": 2, "sum_decode_kv_tokens": 300}
+        >>> (rank,) = model.estimate_forward_pass_detailed({"scheduled_requests": mixed})["ranks"]
+        >>> [query["resolution"] for query in rank["queries"]]
+        ['within_curve_interpolation', 'within_curve_interpolation', 'exact_lookup']
+        >>> rank["latency_ms"] == rank["prefill_ms"] + rank["marginal_decode_ms"]
+        True
+        """
         return self._kind.detailed(metrics, _decode_frame)
 
     def explain(self, metrics: Metrics) -> dict[str, Any]:
@@ -202,6 +320,18 @@ class ForwardPassPerfModel:
         ------
         UnsupportedQueryError: not a native model.
         PerfDataNotAvailableError: the iteration is not covered; the message says which points to measure.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> prefill = {"num_prefill_requests": 1, "sum_prefill_tokens": 100}
+        >>> explained = model.explain({"scheduled_requests": prefill})
+        >>> explained["in_domain"], round(explained["expected_error"], 2)
+        (True, 0.05)
+        >>> (lookup,) = explained["ranks"][0]["lookups"]
+        >>> [(anchor["coordinates"]["total_prefill_tokens"], anchor["weight"]) for anchor in lookup["anchors"]]
+        [(64.0, 0.4375), (128.0, 0.5625)]
         """
         return self._kind.explain(metrics, _decode_frame)
 
@@ -221,6 +351,16 @@ class ForwardPassPerfModel:
         ------
         MetricsError: a field of the wrong type or range (nothing is learned), or an iteration that contradicts itself
             or the worker type (the iterations before it stay learned).
+
+        Source: fpm-model.md section 5.4.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> model.tune_with_fpms([[decode | {"wall_time": 0.008}]] * 5)
+        >>> round(model.estimate_forward_pass_time_ms(decode), 3)
+        8.0
         """
         source: IterationSource | None = _columns(iterations)
         if source is None:
@@ -230,13 +370,31 @@ class ForwardPassPerfModel:
             self._estimator.learn_from(source)
 
     def skipped_iterations(self) -> dict[str, int]:
-        """Iterations that taught nothing, counted by reason since construction."""
+        """Iterations that taught nothing, counted by reason since construction.
+
+        Source: fpm-model.md section 5.4.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.tune_with_fpms([{"wall_time": 0.01}])
+        >>> model.skipped_iterations()["idle"]
+        1
+        """
         return self._estimator.skipped_iterations()
 
     # --- reports ---
 
     def diagnostics(self) -> dict[str, Any]:
-        """Source, readiness, retained observations and provenance of the model; the caller owns the dict."""
+        """Source, readiness, retained observations and provenance of the model; the caller owns the dict.
+
+        Source: fpm-model.md section 2.2.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> report = model.diagnostics()
+        >>> report["source"], report["readiness"], report["provenance"]["selected_estimation_mode"]
+        ('fallback_regression', 'insufficient_data', 'fpm_regression')
+        """
         report: dict[str, Any] = self._report.copy()
         # Copying a template with all keys and filling it in costs half of building the dict anew.
         report["source"], ready, report["retained_observations"], report["correction_ready_buckets"] = (
@@ -247,15 +405,47 @@ class ForwardPassPerfModel:
         return report
 
     def regression_store_diagnostics(self) -> list[dict[str, Any]]:
-        """Workload kind, readiness and retained observations of each regression store; empty for native models."""
+        """Workload kind, readiness and retained observations of each regression store; empty for native models.
+
+        Source: fpm-model.md section 2.1.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> store = model.regression_store_diagnostics()[0]
+        >>> store["workload_kind"], store["retained_observations"]
+        ('pure_decode', 0)
+        """
         return self._kind.store_diagnostics()
 
     def readiness_report(self) -> dict[str, Any]:
-        """Which stores can answer, and why the others cannot. Source: fpm-model.md section 8."""
+        """Which stores can answer, and why the others cannot.
+
+        Returns
+        -------
+        `kind`, `ready`, the regression `stores`, and in `correction` whether it is enabled and ready, and its stores.
+
+        Source: fpm-model.md section 8.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import op_level_config
+        >>> model = ForwardPassPerfModel.best_available(op_level_config(tempfile.mkdtemp()))
+        >>> report = model.readiness_report()
+        >>> report["ready"], report["correction"]["stores"][0]["reason"]
+        (True, 'below_min_observations')
+        """
         return self._kind.readiness_report()
 
     def deployment_topology(self) -> dict[str, Any]:
-        """Identity of the deployment that the model stands for. Source: fpm-model.md section 8."""
+        """Identity of the deployment that the model stands for: model, system, backend, sizes, precisions.
+
+        Source: fpm-model.md section 8.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> topology = model.deployment_topology()
+        >>> topology["model"], topology["tp"]
+        ('qwen3-small-random', 1)
+        """
         return deployment_topology(self._selection.config, corrected=self._kind.is_corrected)
 
     def engine_launch_mismatches(self, launch_args: Mapping[str, Any]) -> list[str]:
@@ -264,21 +454,54 @@ class ForwardPassPerfModel:
         Raises
         ------
         LaunchConfigError: the launch arguments are invalid by themselves.
+
+        Source: engine-and-replay.md section 1.5.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.engine_launch_mismatches({"engine": {}, "tensor_parallel_size": 2})
+        ['tensor_parallel_size conflicts with canonical tp']
         """
         from fpmsdk.launch import config_engine_launch_mismatches
 
         return config_engine_launch_mismatches(launch_args, self._selection.config)
 
     def get_min_correction_factor(self) -> float | None:
-        """Smallest ready correction factor; None when there is none."""
+        """Smallest ready correction factor; None when there is none.
+
+        Source: fpm-model.md section 6.6.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> ForwardPassPerfModel.best_available(MODEL).get_min_correction_factor() is None
+        True
+        """
         return min(self._kind.correction_factors(), default=None)
 
     def get_max_correction_factor(self) -> float | None:
-        """Largest ready correction factor; None when there is none."""
+        """Largest ready correction factor; None when there is none.
+
+        Source: fpm-model.md section 6.6.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> decode = {"scheduled_requests": {"num_decode_requests": 1, "sum_decode_kv_tokens": 64}}
+        >>> observed_s = 1.5 * model.estimate_forward_pass_time_ms(decode) / 1000
+        >>> model.tune_with_fpms([[decode | {"wall_time": observed_s}]] * 5)
+        >>> round(model.get_max_correction_factor(), 3)
+        1.5
+        """
         return max(self._kind.correction_factors(), default=None)
 
     def get_avg_correction_factor(self) -> float | None:
-        """Mean of the ready correction factors; None when there is none."""
+        """Mean of the ready correction factors; None when there is none.
+
+        Source: fpm-model.md section 6.6.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> ForwardPassPerfModel.best_available(MODEL).get_avg_correction_factor() is None
+        True
+        """
         factors = self._kind.correction_factors()
         total = 0.0
         for factor in factors:  # in store order; `sum` would add with compensation
@@ -289,23 +512,58 @@ class ForwardPassPerfModel:
         """Counts and gaps of table lookups since construction; None unless `collect_coverage` is set.
 
         Source: fpm-interpolation.md section 8.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = forward_config(folder)
+        ...     config["estimator_config"]["fpm_interpolation"]["collect_coverage"] = True
+        ...     model = ForwardPassPerfModel.best_available(config | {"fallback_policy": "deny"})
+        >>> for kv_tokens in (64, 100):
+        ...     _ = model.predict_decode_latency_total(1, kv_tokens)
+        >>> model.fpm_query_coverage()["queries"]
+        {'measured': 1, 'interpolated': 1, 'unsupported': 0}
         """
         return self._kind.query_coverage()
 
     def learned_feature_names(self) -> list[str] | None:
-        """Features of a learned estimator; None for other kinds."""
+        """Features of a learned estimator; None for other kinds.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.learned_feature_names() is None
+        True
+        """
         return None
 
     def learned_metadata(self) -> dict[str, Any] | None:
-        """Metadata of a learned estimator; None for other kinds."""
+        """Metadata of a learned estimator; None for other kinds.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.learned_metadata() is None
+        True
+        """
         return None
 
     def learned_online_diagnostics(self) -> dict[str, Any] | None:
-        """Counters of an online learner; None for other kinds."""
+        """Counters of an online learner; None for other kinds.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.learned_online_diagnostics() is None
+        True
+        """
         return None
 
     def learned_selector_diagnostics(self) -> dict[str, Any] | None:
-        """Decisions of a causal selector; None for other kinds."""
+        """Decisions of a causal selector; None for other kinds.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.learned_selector_diagnostics() is None
+        True
+        """
         return None
 
     # --- queries of some kinds of model ---
@@ -325,6 +583,14 @@ class ForwardPassPerfModel:
         UnsupportedQueryError: not a native model.
         ConfigError: a count is no integer or out of its range.
         PerfDataNotAvailableError: the data do not cover the phase.
+
+        Source: fpm-model.md section 2.1.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.static_phase_latency(batch_size=1, input_tokens=128, output_tokens=2, prefill=True), 3)
+        15.222
         """
         return self._kind.static_phase_latency(batch_size, input_tokens, output_tokens, prefill=prefill)
 
@@ -348,6 +614,15 @@ class ForwardPassPerfModel:
         Raises
         ------
         As `static_phase_latency`.
+
+        Source: op-level.md section 5.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.tiny import op_level_config
+        >>> model = ForwardPassPerfModel.best_available(op_level_config(tempfile.mkdtemp()))
+        >>> rows = model.static_phase_diagnostics(batch_size=2, context_length=100, prefill=False)
+        >>> rows[3]["name"], rows[3]["source"], rows[3]["latency_ms"] > rows[3]["details"]["sol"]["latency_ms"]
+        ('generation_attention', 'silicon', True)
         """
         return self._kind.static_phase_diagnostics(batch_size, context_length, prefix, prefill=prefill)
 
@@ -357,6 +632,12 @@ class ForwardPassPerfModel:
         Raises
         ------
         As `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_prefill_latency(bs=2, isl=128), 3)
+        23.766
         """
         return self._kind.prefill_latency(bs, isl, prefix)
 
@@ -375,6 +656,12 @@ class ForwardPassPerfModel:
         Raises
         ------
         As `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_prefill_latency_total(2, total_prefill_tokens=256, total_kv_read_tokens=0), 3)
+        23.766
         """
         return self._kind.prefill_latency_total(batch_size, total_prefill_tokens, total_kv_read_tokens)
 
@@ -384,13 +671,27 @@ class ForwardPassPerfModel:
         Raises
         ------
         As `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> model = ForwardPassPerfModel.best_available(forward_config(tempfile.mkdtemp()))
+        >>> round(model.predict_decode_latency_total(batch_size=2, total_past_kv_tokens=300), 3)
+        5.548
         """
         return self._kind.decode_latency_total(batch_size, total_past_kv_tokens)
 
     def predict_decode_latency(self, bs: int, context_length: int, *, verify_width: int = 1) -> float:
         """Uncorrected latency in ms of one decode step of `bs` tokens, `context_length` cached ones per request.
 
-        With a `verify_width` above 1 each request verifies that many of the `bs` tokens.
+        With a `verify_width` above 1 each request verifies that many of the `bs` tokens. Whole-forward models only.
+        Raises: as `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> model.predict_decode_latency(2, 150) == model.predict_decode_latency_total(2, 300)
+        True
         """
         return self._kind.decode_latency(bs, context_length, verify_width)
 
@@ -404,36 +705,122 @@ class ForwardPassPerfModel:
         ctx_tokens, gen_requests: prompt tokens computed in the step, and decoding requests beside them.
         isl, osl, prefix: prompt length, answer length and cached prompt tokens of the requests.
 
+        Raises
+        ------
+        As `static_phase_latency`.
+
         Source: fpm-interpolation.md section 3.7.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> total, prefill_ms, _, marginal_ms = model.mixed_step_breakdown(100, 2, isl=100, osl=20)
+        >>> total == prefill_ms + marginal_ms
+        True
         """
         return self._kind.mixed_step(ctx_tokens, gen_requests, isl, osl, prefix)
 
     def decode_step_latency(self, gen_requests: int, isl: int, osl: int) -> float:
-        """Uncorrected latency in ms of one step in which requests half-way through their answer decode a token."""
+        """Uncorrected latency in ms of one step in which requests half-way through their answer decode a token.
+
+        Parameters: `gen_requests`, requests that decode; `isl` and `osl`, their prompt and answer length in tokens.
+        Raises: as `static_phase_latency`.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> model.decode_step_latency(2, 100, 20) == model.predict_decode_latency_total(2, 2 * (100 + 10 + 1))
+        True
+        """
         return self._kind.mixed_step(0, gen_requests, isl, osl, 0)[0]
 
     def fpm_decode_kv_ceiling(self) -> int | None:
-        """Largest measured decode KV total in tokens; None for op-level models, which extrapolate."""
+        """Largest measured decode KV total in tokens; None for op-level models, which extrapolate.
+
+        >>> import tempfile
+        >>> from fpmsdk.sample.forward import forward_config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = ForwardPassPerfModel.best_available(forward_config(folder))
+        >>> model.fpm_decode_kv_ceiling()
+        32736
+        """
         return self._kind.decode_kv_ceiling()
 
     def vision_operations(self, shapes: Sequence[Mapping[str, int]]) -> list[tuple[str, float, float, str]]:
-        """Operations of the vision encoder."""
+        """Operations of the vision encoder.
+
+        Raises
+        ------
+        UnsupportedQueryError: the model is no such estimator; this release has none.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.vision_operations([])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnsupportedQueryError: vision_operations needs a model with an encoder (encoder_parallel)...
+        """
         raise self._needs("vision_operations", "a model with an encoder (encoder_parallel)")
 
     def flush_updates(self) -> None:
-        """Apply pending updates of an online learner."""
+        """Apply pending updates of an online learner.
+
+        Raises
+        ------
+        UnsupportedQueryError: the model is no such estimator; this release has none.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.flush_updates()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnsupportedQueryError: flush_updates needs an online fpm_learned estimator...
+        """
         raise self._needs("flush_updates", "an online fpm_learned estimator")
 
     def export_learned_artifact(self) -> dict[str, Any]:
-        """The artifact of a learned estimator."""
+        """The artifact of a learned estimator.
+
+        Raises
+        ------
+        UnsupportedQueryError: the model is no such estimator; this release has none.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.export_learned_artifact()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnsupportedQueryError: export_learned_artifact needs an fpm_learned estimator...
+        """
         raise self._needs("export_learned_artifact", "an fpm_learned estimator")
 
     def save_online_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Save an online learner."""
+        """Save an online learner.
+
+        Raises
+        ------
+        UnsupportedQueryError: the model is no such estimator; this release has none.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> model.save_online_checkpoint("checkpoint")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.UnsupportedQueryError: save_online_checkpoint needs an online fpm_learned estimator...
+        """
         raise self._needs("save_online_checkpoint", "an online fpm_learned estimator")
 
     def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
-        """Save what tuning has learned."""
+        """Save what tuning has learned.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> ForwardPassPerfModel.best_available(MODEL).save_state_snapshot("saved")
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.MissingCapabilityError: this release cannot save state snapshots (save_state_snapshot)
+        """
         raise MissingCapabilityError("this release cannot save state snapshots (save_state_snapshot)")
 
     def _needs(self, query: str, needed: str) -> UnsupportedQueryError:
@@ -441,7 +828,13 @@ class ForwardPassPerfModel:
 
 
 def inspect_state_snapshot(path: str | PathLike[str]) -> dict[str, Any]:
-    """Identity and readiness of a saved state, without loading the model."""
+    """Identity and readiness of a saved state, without loading the model.
+
+    >>> inspect_state_snapshot("saved")
+    Traceback (most recent call last):
+        ...
+    fpmsdk.errors.MissingCapabilityError: this release cannot read state snapshots (inspect_state_snapshot)
+    """
     raise MissingCapabilityError("this release cannot read state snapshots (inspect_state_snapshot)")
 
 

@@ -12,10 +12,12 @@ from fpmsdk._ext.native import OpLevelEngine
 from fpmsdk._ext.operators import MISSING_FLOPS, NOT_FINITE, UNEVEN_BATCH, Operator
 from fpmsdk.errors import (
     ConfigError,
+    FpmSdkError,
     MetricsError,
     MissingCapabilityError,
     MissingSystemFlopsError,
     PerfDataNotAvailableError,
+    UnknownSystemError,
 )
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.opgraph.execution_profile import (
@@ -52,7 +54,7 @@ class OpLevelKind(NativeKind):
         super().__init__("op_level", engine, config)
         self.spec = spec
         self._engine = engine
-        self._draft_width = config["nextn"] + 1
+        self._draft_width = (spec.engine["nextn"] or 0) + 1
         self._explainer = OperatorExplainer()
 
     def explained_rank(self, rank: int, parts: Any) -> dict[str, Any]:
@@ -196,6 +198,23 @@ def _compile(
     if (capacity := root.spec(system).mem_capacity_bytes) is not None:
         require_weights_fit(model, deployment, spec, capacity)
     return spec, database
+
+
+def engine_spec(config: dict[str, Any]) -> EngineSpec:
+    """The specification of a configuration over the first systems root that has its system.
+
+    Raises
+    ------
+    UnknownSystemError, UnlistedVersionError, UnsupportedModelError, PerfDataNotAvailableError, ConfigError.
+    """
+    failure: FpmSdkError | None = None
+    for path in config["systems_paths"]:
+        root = open_root(path)
+        try:
+            return _compile(config, root, resolve_version(root, config))[0]
+        except UnknownSystemError as fault:
+            failure = fault
+    raise failure or PerfDataNotAvailableError("perf database error: no systems root is configured")
 
 
 def compile_engine(spec: EngineSpec, database: PerfDatabase, hardware: SystemSpec) -> OpLevelEngine:

@@ -28,6 +28,8 @@ class RecordedPasses:
     are not applied again. A replay that has more or fewer passes ends in a `ReplayError`, and with a stream that was
     exported by a replay also one in which a pass does other work than the recorded one.
 
+    Source: engine-and-replay.md section 5.8.
+
     Example
     -------
     >>> from fpmsdk import Trace, replay_trace
@@ -60,6 +62,15 @@ class RecordedPasses:
         Raises
         ------
         ConfigError: no such file form, no such pool, or columns are missing.
+
+        Source: engine-and-replay.md section 5.8.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0], [8], [3]), timing=timing)
+        >>> passes = RecordedPasses.from_stream(report.fpm_stream)
+        >>> replay_trace(Trace.from_arrays([0.0], [8], [3]), timing=passes).summary["duration_ms"]
+        12.0
         """
         table = read_table(stream) if isinstance(stream, str | Path) else stream
         needed = ("pool", "worker_id", "dp_rank", "prefill_ms", "decode_ms", "composed", *PRICED_COLUMNS)
@@ -97,6 +108,14 @@ class RecordedPasses:
         ------
         FrameDecodeError: names the frame.
         MetricsError: there is no pass.
+
+        >>> from fpmsdk.metrics import ForwardPassMetrics, ScheduledRequestMetrics, encode_frame
+        >>> work = ScheduledRequestMetrics(num_prefill_requests=1, sum_prefill_tokens=8)
+        >>> frame = encode_frame(ForwardPassMetrics(wall_time=0.0625, scheduled_requests=work))
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = RecordedPasses.from_frames([frame])
+        >>> replay_trace(Trace.from_arrays([0.0], [8], [1]), timing=timing).summary["mean_ttft_ms"]
+        62.5
         """
         by_rank: dict[tuple[int, str, int], list[float]] = {}
         for frame in frames:
@@ -119,6 +138,11 @@ class RecordedPasses:
         Raises
         ------
         ConfigError: a duration is negative or not finite.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = RecordedPasses.from_durations([[9.5, 0.5]])
+        >>> replay_trace(Trace.from_arrays([0.0], [8], [2]), timing=timing).summary["duration_ms"]
+        10.0
         """
         flat = np.array([duration for rank in durations_ms for duration in rank], np.float64)
         if not (np.isfinite(flat) & (flat >= 0)).all():
@@ -127,5 +151,10 @@ class RecordedPasses:
         return cls(offsets, np.zeros(len(flat)), flat, np.zeros(len(flat)), None)
 
     def timing_model(self) -> RecordedTiming:
-        """What prices one replay, from the first pass on."""
+        """What prices one replay, from the first pass on.
+
+        >>> timing = RecordedPasses.from_durations([[9.5, 0.5]])
+        >>> timing.timing_model() is timing.timing_model()
+        False
+        """
         return RecordedTiming(*self._columns)

@@ -98,6 +98,12 @@ class ReplayReport:
     EmptyResultError: no request completed; says what became of them.
 
     Source: engine-and-replay.md sections 5.6, 5.7 and 6.
+
+    >>> from fpmsdk import Trace, replay_trace
+    >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+    >>> report = replay_trace(Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3]), timing=timing)
+    >>> report.summary["mean_ttft_ms"], report.requests["ttft_ms"].to_pylist(), report.passes["end_ms"].to_pylist()
+    (13.0, [10.0, 16.0], [10.0, 21.0, 22.0, 23.0])
     """
 
     def __init__(
@@ -181,6 +187,12 @@ class ReplayReport:
 
         `FpmBatch.from_arrow` reads it, to tune a model; `RecordedPasses.from_stream` prices the same replay with it.
         Raises ConfigError when passes were not recorded.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3]), timing=timing)
+        >>> report.fpm_stream.select(["sum_prefill_tokens", "num_decode_requests"]).to_pydict()
+        {'sum_prefill_tokens': [8, 8, 0, 0], 'num_decode_requests': [0, 1, 2, 1]}
         """
         from fpmsdk.replay.stream import fpm_stream
 
@@ -189,7 +201,15 @@ class ReplayReport:
         return fpm_stream(self.pass_columns, self._dp_sizes)
 
     def fpm_frames(self) -> list[bytes]:
-        """The same telemetry as the messages of the wire, in the order of publication."""
+        """The same telemetry as the messages of the wire, in the order of publication.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3]), timing=timing)
+        >>> from fpmsdk.metrics import decode_frame
+        >>> [decode_frame(frame).wall_time for frame in report.fpm_frames()]
+        [0.01, 0.011, 0.001, 0.001]
+        """
         from fpmsdk.replay.stream import stream_frames
 
         return list(stream_frames(self.fpm_stream))
@@ -199,6 +219,16 @@ class ReplayReport:
 
         `.parquet` and `.arrow` hold the table, `.bin` and `.bin.gz` the messages of the wire as
         `fpmsdk.metrics.read_frames` reads them. Raises ConfigError for another ending.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3]), timing=timing)
+        >>> import tempfile
+        >>> from fpmsdk.metrics import read_frames
+        >>> path = tempfile.mkdtemp() + "/frames.bin"
+        >>> report.write_fpm_stream(path)
+        >>> len(read_frames(path))
+        4
         """
         from fpmsdk.metrics import write_frames
         from fpmsdk.replay.stream import stream_frames, write_table
@@ -213,6 +243,12 @@ class ReplayReport:
         """One row per sample: traffic since the last one, gauges of every rank (`fpmsdk.replay.series`).
 
         Raises ConfigError when no samples were taken.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0], [8], [3]), timing=timing, sample_interval_ms=5.0)
+        >>> report.series["sampled_at_ms"].to_pylist()
+        [0.0, 5.0, 10.0, 12.0]
         """
         from fpmsdk.replay.series import telemetry_series
 
@@ -229,7 +265,17 @@ class ReplayReport:
         )
 
     def write_series(self, path: str | Path) -> None:
-        """Write the samples to a `.parquet`, `.arrow` or `.jsonl` file, whole or not at all."""
+        """Write the samples to a `.parquet`, `.arrow` or `.jsonl` file, whole or not at all.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0], [8], [3]), timing=timing, sample_interval_ms=5.0)
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/series.jsonl"
+        >>> report.write_series(path)
+        >>> Path(path).read_text().count("\\n")
+        4
+        """
         from fpmsdk.replay.series import write_series
 
         write_series(path, self.series)
@@ -238,6 +284,13 @@ class ReplayReport:
         """The report as one JSON object: `options`, `partial`, `summary` and, unless not wanted, `per_request`.
 
         `fpm_query_coverage` is in it when it was collected.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3]), timing=timing)
+        >>> import json
+        >>> [record["ttft_ms"] for record in json.loads(report.to_json())["per_request"]]
+        [10.0, 16.0]
         """
         document: dict[str, Any] = {"options": self.options, "partial": self.partial, "summary": self.summary}
         if self.fpm_query_coverage is not None:
@@ -256,7 +309,17 @@ class ReplayReport:
         return [None if value < 0 else value for value in values] if name in _WORKERS else values
 
     def write_json(self, path: str | Path, *, per_request: bool = True) -> None:
-        """Write `to_json` to a file, whole or not at all (`fpmsdk.files.whole_file`)."""
+        """Write `to_json` to a file, whole or not at all (`fpmsdk.files.whole_file`).
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3]), timing=timing)
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/report.json"
+        >>> report.write_json(path, per_request=False)
+        >>> Path(path).read_text() == report.to_json(per_request=False) + "\\n"
+        True
+        """
         text = self.to_json(per_request=per_request) + "\n"
         with whole_file(path) as file:
             file.write(text.encode())
@@ -265,13 +328,31 @@ class ReplayReport:
         """Write the report as one self-contained web page (`fpmsdk.replay.page`); needs `fpmsdk[report]`.
 
         With the measured run of the same requests it is drawn beside the replay.
+
+        Raises MissingCapabilityError without the extra, OSError when the file cannot be written.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3]), timing=timing)
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/report.html"
+        >>> report.write_html(path, title="two requests")
+        >>> "<title>two requests</title>" in Path(path).read_text()
+        True
         """
         from fpmsdk.replay.page.write import write_page
 
         write_page(path, self, measured, title)
 
     def table(self) -> Table:
-        """The main figures for a terminal."""
+        """The main figures for a terminal.
+
+        >>> from fpmsdk import Trace, replay_trace
+        >>> timing = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+        >>> report = replay_trace(Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3]), timing=timing)
+        >>> report.table().title
+        '2 of 2 requests completed'
+        """
         return summary_table(self.summary, self.partial)
 
     def _admission_histories(self) -> list[list[dict[str, Any]]]:

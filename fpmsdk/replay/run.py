@@ -132,6 +132,8 @@ def replay_trace(
     EmptyResultError: no request completed.
     ReplayInterrupted: Ctrl-C; its `report` has what was simulated so far.
 
+    Source: engine-and-replay.md sections 4 to 6.
+
     >>> trace = Trace.from_arrays([0.0, 5.0], [8, 8], [3, 3])
     >>> launch = {"engine": {"timing_model": {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}}}
     >>> replay_trace(trace, launch=launch).summary["mean_ttft_ms"]

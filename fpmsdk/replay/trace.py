@@ -246,6 +246,15 @@ class Trace:
         session, turn: of each row; the turns of a session come in order.
         hash_offsets, hash_ids: raw block identities of each row, as many as its prompt has blocks or none.
         awaits_offsets, awaits: as in the class.
+
+        >>> none, offsets = np.zeros(2, np.int64), np.zeros(3, np.int64)
+        >>> trace = Trace.ordered(
+        ...     request_ids=["late", "early"], session_ids=["late", "early"], session_arrival_ms=np.array([5.0, 0.0]),
+        ...     session=np.array([0, 1]), turn=none, delay_ms=np.zeros(2), prompt_tokens=none + 8,
+        ...     output_tokens=none + 1, priority=none, dp_rank=none - 1, prefill_dp_rank=none - 1, hash_offsets=offsets,
+        ...     hash_ids=np.zeros(0, np.uint64), block_tokens=512, awaits_offsets=offsets, awaits=none[:0])
+        >>> trace.request_ids.tolist()
+        ['early', 'late']
         """
         if len(session_ids) == len(request_ids) and (session_arrival_ms[1:] >= session_arrival_ms[:-1]).all():
             # No sessions, and in order already.

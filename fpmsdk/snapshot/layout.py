@@ -30,6 +30,14 @@ class StateField(NamedTuple):
     minimum, maximum: inclusive bounds of every element; None leaves that side open.
     finite: whether NaN and infinities are refused (float fields only).
     doc: what the elements mean, with their unit.
+
+    Source: fpm-model.md section 7.
+
+    Example
+    -------
+    >>> field = StateField("offsets", "i8", ("rows+1", 2), "first entry of each row", minimum=0)
+    >>> field.lengths({"rows": 3})
+    (4, 2)
     """
 
     name: str
@@ -41,7 +49,11 @@ class StateField(NamedTuple):
     finite: bool = True
 
     def lengths(self, dims: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of the array for given dimensions."""
+        """Shape of the array for given dimensions.
+
+        >>> StateField("ratio", "f8", ("rows",), "observed / native").lengths({"rows": 3})
+        (3,)
+        """
         return tuple(
             axis if isinstance(axis, int) else dims[axis.removesuffix("+1")] + axis.endswith("+1")
             for axis in self.shape
@@ -59,6 +71,8 @@ def _shapes(
 class StateLayout(NamedTuple):
     """The ordered fields of one estimator's state.
 
+    Source: fpm-model.md section 7.
+
     Example
     -------
     >>> layout = StateLayout("example", 1, (StateField("ratio", "f8", ("rows",), "observed / native"),))
@@ -74,11 +88,21 @@ class StateLayout(NamedTuple):
     fields: tuple[StateField, ...]
 
     def allocate(self, **dims: int) -> "Arrays":
-        """Zeroed arrays for the given dimensions."""
+        """Zeroed arrays for the given dimensions.
+
+        >>> layout = StateLayout("example", 1, (StateField("ratio", "f8", ("rows",), "observed / native", minimum=0),))
+        >>> layout.allocate(rows=2)
+        {'ratio': array([0., 0.])}
+        """
         return {name: np.zeros(shape, dtype) for name, shape, dtype in _shapes(self.fields, tuple(dims.items()))}
 
     def grow(self, arrays: "Arrays", **dims: int) -> "Arrays":
-        """Copies with longer dimensions; every old element keeps its index and no dimension shrinks."""
+        """Copies with longer dimensions; every old element keeps its index and no dimension shrinks.
+
+        >>> layout = StateLayout("example", 1, (StateField("ratio", "f8", ("rows",), "observed / native", minimum=0),))
+        >>> layout.grow({"ratio": np.array([1.5])}, rows=2)
+        {'ratio': array([1.5, 0. ])}
+        """
         old = self.dims(arrays)
         new = old | {name: max(length, old[name]) for name, length in dims.items()}
         grown = self.allocate(**new)
@@ -87,7 +111,12 @@ class StateLayout(NamedTuple):
         return grown
 
     def dims(self, arrays: "Arrays") -> dict[str, int]:
-        """The dimensions that given arrays have, read off the first field that shows each."""
+        """The dimensions that given arrays have, read off the first field that shows each.
+
+        >>> layout = StateLayout("example", 1, (StateField("ratio", "f8", ("rows",), "observed / native", minimum=0),))
+        >>> layout.dims(layout.allocate(rows=2))
+        {'rows': 2}
+        """
         found: dict[str, int] = {}
         for item in self.fields:
             for axis, length in zip(item.shape, arrays[item.name].shape, strict=True):
@@ -96,7 +125,14 @@ class StateLayout(NamedTuple):
         return found
 
     def check(self, arrays: "Arrays") -> None:
-        """Raise `StateLayoutError` for the first array that does not fit the declaration."""
+        """Raise `StateLayoutError` for the first array that does not fit the declaration.
+
+        >>> layout = StateLayout("example", 1, (StateField("ratio", "f8", ("rows",), "observed / native", minimum=0),))
+        >>> layout.check({"ratio": np.array([-1.0])})
+        Traceback (most recent call last):
+            ...
+        fpmsdk.errors.StateLayoutError: state of example, field ratio: expected at least 0, found -1.0
+        """
         if list(arrays) != [item.name for item in self.fields]:
             raise StateLayoutError(
                 f"state of {self.name}: expected fields {[item.name for item in self.fields]}, found {list(arrays)}"
@@ -120,7 +156,12 @@ class StateLayout(NamedTuple):
             raise StateLayoutError(f"{where}: expected at most {item.maximum}, found {array.max()}")
 
     def digest(self) -> str:
-        """SHA-256 of the declaration; changes whenever a field is added, moved, renamed or retyped."""
+        """SHA-256 of the declaration; changes whenever a field is added, moved, renamed or retyped.
+
+        >>> layout = StateLayout("example", 1, (StateField("ratio", "f8", ("rows",), "observed / native", minimum=0),))
+        >>> layout.digest() == layout._replace(version=2).digest()
+        False
+        """
         import hashlib
 
         text = "\n".join(

@@ -120,6 +120,13 @@ def test_every_query_follows_the_rules(case):
     assert answer is None if wanted is None else answer[0] == pytest.approx(wanted, rel=1e-9)
 
 
+def test_many_measurements_at_much_the_same_distance():
+    measured = {(batch, length): 1.0 + (batch * length) % 7 for batch in (1, 2) for length in range(1000, 1300)}
+    for query in ((40, 1150), (3, 1299), (1, 1300), (1, 1), (5000, 10**6)):
+        wanted = expected(measured, query, irregular, -1)
+        assert table_of(measured).query(query, irregular)[0] == pytest.approx(wanted, rel=1e-9), query
+
+
 @settings(max_examples=100, deadline=None)
 @given(cases(), st.integers(1, 13))
 def test_measurements_without_a_roofline_are_no_neighbours(case, dark):

@@ -278,6 +278,16 @@ def decode_tables(draw):
 @settings(max_examples=150, deadline=None)
 @given(decode_tables(), st.integers(1, 40), st.integers(0, 2000))
 def test_five_positions_asked_together_answer_as_five_queries(measured, batch, position):
+    assert_asked_together_as_one_by_one(measured, batch, position)
+
+
+@pytest.mark.parametrize(("batch", "position"), [(500, 1100), (17, 990), (40, 100_000), (16, 1250), (400, 30)])
+def test_five_positions_near_more_measurements_than_a_search_remembers(batch, position):
+    measured = {(2, held, at): 1.0 + (held * at) % 13 for held in (1, 16) for at in range(1000, 1300)}
+    assert_asked_together_as_one_by_one(measured, batch, position)
+
+
+def assert_asked_together_as_one_by_one(measured, batch, position):
     # kv_len x batch x heads of 2 x 4, in the formulas of the speed of light.
     def roofline(n, b, at):
         num_bytes = b * (2 * n * 4 + 2 * n * (at - 1) * 4 * 2 + 2 * n * 4)

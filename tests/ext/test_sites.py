@@ -86,6 +86,9 @@ SIZE = st.sampled_from([3, 32, 48, 64, 100, 128, 256, 1000, 1024, 5000])
 @st.composite
 def cases(draw):
     rows = st.dictionaries(st.sampled_from([1, 2, 4, 7, 16, 64, 256]), st.floats(0.01, 10.0), min_size=1)
+    if draw(st.booleans()):
+        # Measured tables ask every site for the same m.
+        rows = st.fixed_dictionaries(dict.fromkeys(draw(rows), st.floats(0.01, 10.0)))
     curves = draw(st.dictionaries(st.tuples(SIZE, SIZE), rows, min_size=1, max_size=12))
     query = draw(SIZE | st.integers(1, 9000)), draw(SIZE | st.integers(1, 9000))
     return curves, draw(st.lists(st.integers(0, 600), min_size=1, max_size=8)), *query
@@ -188,6 +191,7 @@ def test_power_follows_the_same_weights():
     assert ask(flat(1.0, (64, 64)), 1000, 64, 64, power)[1] == 300.0
     assert ask(flat(1.0, (64, 64), (64, 65)), 1, 64, 66, power)[1] == pytest.approx(100.0)
     assert ask(flat(1.0, (64, 64)), 500.5, 64, 64, power)[1] == 200.0
+    assert ask(flat(1.0, (64, 64), (64, 65)), 500.5, 64, 66, power)[1] == pytest.approx(200.0)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_contradictory_request_is_invalid(config, fields, path):
     assert not isinstance(caught.value, UnsupportedModelError)
 
 
-@pytest.mark.parametrize("fields", [{"tp": 4, "dcp": 2}, {"speculation": {"kind": "ngram", "params": {}}}])
+@pytest.mark.parametrize("fields", [{"tp": 4, "dcp": 2}, {"speculation": {"kind": "eagle3", "params": {}}}])
 def test_what_has_no_operators_is_a_missing_capability(fields):
     with pytest.raises(MissingCapabilityError):
         graph(QWEN3_32B, **fields)

@@ -69,6 +69,53 @@ def test_every_recorded_point(build, name):
     assert model.estimate_many([iteration(*load) for *load, _ in points]).tolist() == estimates
 
 
+@pytest.mark.parametrize(
+    ("config", "points", "static_ms"),
+    [
+        (
+            {"model": "Qwen/Qwen3-32B", "tp": 2},
+            [
+                ((0, 0, 0, 12, 12_000), 13.206414525280259),
+                ((0, 0, 0, 192, 192 * 16_384), 47.916739125297546),
+                ((2, 512, 0, 12, 12_000), 33.49317067984082),
+            ],
+            1294.7530475384294,
+        ),
+        (
+            {"model": "deepseek-ai/DeepSeek-V3", "tp": 8, "moe_tp_size": 1, "moe_ep_size": 8},
+            [
+                ((0, 0, 0, 12, 12_000), 22.154711226121098),
+                ((0, 0, 0, 192, 192 * 16_384), 76.4773058150244),
+                ((2, 512, 0, 12, 12_000), 55.39685854386551),
+            ],
+            2489.6321373362903,
+        ),
+    ],
+    ids=["dense attention", "latent attention"],
+)
+def test_speculation_by_lookup_verifies_its_tokens_in_one_pass(systems_root, config, points, static_ms):
+    # Recorded from the peer; a decode request stands for three tokens.
+    model = ForwardPassPerfModel.best_available(
+        {
+            "system": "h200_sxm",
+            "backend": "vllm",
+            "worker_type": "aggregated",
+            "estimation_mode": "op_level",
+            "systems_paths": [systems_root],
+            "speculation": {"kind": "ngram", "params": {"num_speculative_tokens": 2}},
+            **config,
+        }
+    )
+    estimates = [model.estimate_forward_pass_time_ms(iteration(*load)) for load, _ in points]
+    assert estimates == pytest.approx([ms for _, ms in points], rel=TOLERANCE)
+    found = model.static_phase_latency(batch_size=8, input_tokens=700, output_tokens=100, prefill=False)
+    assert found == pytest.approx(static_ms, rel=TOLERANCE)
+    assert model.diagnostics()["provenance"]["config"]["nextn"] == 0
+    if "moe_ep_size" not in config:
+        with pytest.raises(ValueError, match="scale_num_tokens"):
+            model.estimate_forward_pass_time_ms(iteration(0, 0, 0, 13, 13_000))
+
+
 @pytest.mark.parametrize("name", V12["configs"])
 def test_every_recorded_point_of_the_older_generation(name):
     # That generation prices decode attention without its QK norm: the one switch between the two.

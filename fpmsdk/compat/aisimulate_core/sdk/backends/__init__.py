@@ -1,0 +1,1 @@
+"""Serving engines of static estimates."""
