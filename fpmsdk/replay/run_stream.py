@@ -54,6 +54,12 @@ class StreamReport:
     options: the settings that the figures depend on.
     partial: whether the replay was interrupted.
     fpm_query_coverage: how measured tables covered the replay, None when that was not collected.
+
+    Example
+    -------
+    >>> report = replay_stream(TraceStream.synthetic(3, 8, 2))
+    >>> report.summary["completed_requests"], report.partial
+    (3, False)
     """
 
     def __init__(
@@ -70,20 +76,36 @@ class StreamReport:
         self.fpm_query_coverage = fpm_query_coverage
 
     def to_json(self) -> str:
-        """The report as one JSON object: `options`, `partial`, `summary`, and `fpm_query_coverage` when collected."""
+        """The report as one JSON object: `options`, `partial`, `summary`, and `fpm_query_coverage` when collected.
+
+        >>> import json
+        >>> json.loads(replay_stream(TraceStream.synthetic(3, 8, 2)).to_json())["summary"]["num_requests"]
+        3
+        """
         document: dict[str, Any] = {"options": self.options, "partial": self.partial, "summary": self.summary}
         if self.fpm_query_coverage is not None:
             document["fpm_query_coverage"] = self.fpm_query_coverage
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
     def write_json(self, path: str | Path) -> None:
-        """Write `to_json` to a file, whole or not at all."""
+        """Write `to_json` to a file, whole or not at all.
+
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "report.json"
+        >>> replay_stream(TraceStream.synthetic(3, 8, 2)).write_json(file)
+        >>> file.read_text()[:1]
+        '{'
+        """
         text = self.to_json() + "\n"
         with whole_file(path) as file:
             file.write(text.encode())
 
     def table(self) -> Table:
-        """The main figures for a terminal."""
+        """The main figures for a terminal.
+
+        >>> replay_stream(TraceStream.synthetic(3, 8, 2)).table().title
+        '3 of 3 requests completed'
+        """
         return summary_table(self.summary, self.partial)
 
 

@@ -7,7 +7,7 @@ Source: engine-and-replay.md section 6, steppable seam.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -153,24 +153,38 @@ class SteppedReplay:
             next_turn=slots - 1,
             delay_ms=np.zeros(_FIRST_SLOTS),
             request_ids=self._names,
-            supply=self,
+            supply=_Ends(self._outcome, self._outcomes),
         )
         self._replay.listen()
 
     @property
     def now_ms(self) -> float:
-        """The moment that was settled last."""
+        """The moment that was settled last.
+
+        >>> SteppedReplay().now_ms
+        0.0
+        """
         return self._replay.now_ms
 
     @property
     def next_event_ms(self) -> float | None:
-        """When something happens next, None when nothing does."""
+        """When something happens next, None when nothing does.
+
+        >>> replay = SteppedReplay()
+        >>> replay.submit("a", 8, 1, at_ms=5.0)
+        >>> replay.next_event_ms
+        5.0
+        """
         following = self._replay.next_event_ms()
         return None if following == math.inf else following
 
     @property
     def drained(self) -> bool:
-        """Whether every request that was submitted has ended."""
+        """Whether every request that was submitted has ended.
+
+        >>> SteppedReplay().drained
+        True
+        """
         return not self._slots
 
     def submit(
@@ -197,6 +211,11 @@ class SteppedReplay:
         ------
         TraceError: a value is out of range, or the name is taken.
         ConfigError: there is no such attention-DP rank, or the time is no number.
+
+        >>> replay = SteppedReplay(block_tokens=4)
+        >>> replay.submit("a", 8, 1, hash_ids=[41, 8])
+        >>> [event.kind for event in replay.step().events]
+        ['arrived', 'admitted']
         """
         if at_ms is not None:
             check_number("at_ms", at_ms, 0.0)
@@ -220,6 +239,12 @@ class SteppedReplay:
         """Take a request out; a pass or a transfer that holds it ends first, and it may complete in that.
 
         The next step tells of the end. Raises TraceError when no request of this name is active.
+
+        >>> replay = SteppedReplay()
+        >>> replay.submit("a", 8, 1)
+        >>> replay.cancel("a")
+        >>> [event.outcome["status"] for event in replay.step().events]
+        ['canceled']
         """
         slot = self._slots.get(request_id)
         if slot is None:
@@ -234,6 +259,9 @@ class SteppedReplay:
         RequestNeverFitsError: a request waits for what never happens; cancel it.
         ReplayError: one forward needs more than a whole grouped KV cache has.
         TimingError: the timing model answered with an unusable latency.
+
+        >>> SteppedReplay().step()
+        Step(at_ms=0.0, events=[], passes=[])
         """
         try:
             happenings = self._replay.step()
@@ -259,19 +287,6 @@ class SteppedReplay:
         passes = self._recorder.passes.taken()
         return Step(now_ms, events, [_pass_of(row) for row in passes])
 
-    # What `Replay` asks of its supply.
-
-    def next_requests(self) -> None:
-        """No request comes by itself."""
-
-    def placed(self, slots: NDArray[np.int64]) -> None:
-        """Never asked, as none comes by itself."""
-
-    def ended(self, slots: NDArray[np.int64]) -> None:
-        """These requests are over, and their indices will stand for others."""
-        for slot in slots.tolist():
-            self._outcomes[slot] = self._outcome(slot)
-
     def _outcome(self, slot: int) -> dict[str, Any]:
         chosen = np.array([slot])
         columns = outcome_columns(
@@ -283,6 +298,24 @@ class SteppedReplay:
             "requested_output_tokens": self._asked[slot],
             **{name: _plain(values[0]) for name, values in columns.items()},
         }
+
+
+class _Ends:
+    """What `Replay` asks of its supply: no request comes by itself, and those that ended leave their outcomes."""
+
+    def __init__(self, outcome: Callable[[int], dict[str, Any]], outcomes: dict[int, dict[str, Any]]) -> None:
+        self._outcome, self._outcomes = outcome, outcomes
+
+    def next_requests(self) -> None:
+        """No more."""
+
+    def placed(self, slots: NDArray[np.int64]) -> None:
+        """Never told, as none comes by itself."""
+
+    def ended(self, slots: NDArray[np.int64]) -> None:
+        """These requests are over, and their indices will stand for others."""
+        for slot in slots.tolist():
+            self._outcomes[slot] = self._outcome(slot)
 
     def gaps(self, rows: NDArray[np.void]) -> None:
         """Gaps between tokens are of no interest here."""

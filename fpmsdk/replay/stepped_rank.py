@@ -126,7 +126,11 @@ class SteppedRank:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request waits or runs."""
+        """Whether a request waits or runs.
+
+        >>> SteppedRank().has_work
+        False
+        """
         return self._scheduler.has_unfinished()
 
     def submit(
@@ -141,6 +145,9 @@ class SteppedRank:
         """Queue a request; return why the engine refuses it at once, None when it does not.
 
         Raises TraceError for a value out of range or a name that is taken, ReplayError within a pass.
+
+        >>> SteppedRank(launch={"engine": {"max_model_len": 64}}).submit("a", 100, 1)
+        'its prompt leaves no room below max_model_len = 64'
         """
         self._check_between_passes("submit")
         portion = lone_request(
@@ -162,7 +169,14 @@ class SteppedRank:
         return reason
 
     def cancel(self, request_id: str) -> None:
-        """Take a request out. Raises TraceError when none of this name is active, ReplayError within a pass."""
+        """Take a request out. Raises TraceError when none of this name is active, ReplayError within a pass.
+
+        >>> rank = SteppedRank()
+        >>> rank.submit("a", 8, 1)
+        >>> rank.cancel("a")
+        >>> rank.has_work
+        False
+        """
         self._check_between_passes("cancel")
         if request_id not in self._slots:
             raise TraceError(f"request {request_id!r} is not active; it ended, or never was", field="request_id")
@@ -182,6 +196,11 @@ class SteppedRank:
         ------
         ReplayError: the last pass has not been completed, or one forward needs more than a whole grouped KV cache has.
         TimingError: the timing model answered with an unusable latency.
+
+        >>> rank = SteppedRank(timing={"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0})
+        >>> rank.submit("a", 8, 1)
+        >>> rank.execute_pass(2.0).end_ms
+        12.0
         """
         check_number("now_ms", now_ms, 0.0)
         self._check_between_passes("execute_pass")
@@ -214,6 +233,12 @@ class SteppedRank:
         Raises
         ------
         ReplayError: another pass is under way, or none, or it would end too early.
+
+        >>> rank = SteppedRank()
+        >>> rank.submit("a", 8, 1)
+        >>> running = rank.execute_pass(0.0)
+        >>> rank.complete_pass(running, running.end_ms).tokens
+        {'a': 1}
         """
         if pending is not self._pending:
             raise ReplayError("complete_pass got a pass that is not under way; give what execute_pass returned last")

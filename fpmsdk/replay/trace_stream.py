@@ -205,7 +205,10 @@ class TraceStream:
         )
 
     def close(self) -> None:
-        """Give the disk back; done at the latest when the stream is no longer used."""
+        """Give the disk back; done at the latest when the stream is no longer used.
+
+        >>> TraceStream.synthetic(3, 8, 2).close()
+        """
         self._close()
 
     def __enter__(self) -> TraceStream:

@@ -41,17 +41,17 @@ def detected_form(path: str | Path) -> str:
 
 def _form_of_document(path: str | Path) -> str:
     """The form that the keys of a JSON document tell, as soon as they tell it."""
-    import ijson
+    from fpmsdk.replay.formats.json_parts import NOT_JSON, json_parts
 
     keys: set[str] = set()
     with opened(path) as content:
         try:
-            for prefix, event, value in ijson.parse(content):
-                if prefix == "" and event == "map_key":
+            for place, event, value in json_parts(content):
+                if place == "" and event == "map_key":
                     keys.add(value)
                     if (form := _form_of_keys(keys)) is not None:
                         return form
-        except (ijson.JSONError, UnicodeDecodeError):
+        except NOT_JSON:
             pass  # its reader says what is wrong
     return "recorded"
 

@@ -20,6 +20,7 @@ import msgspec
 from fpmsdk.config.schema import shown
 from fpmsdk.errors import TraceError
 from fpmsdk.replay.formats.fields import refused_field
+from fpmsdk.replay.formats.json_parts import NOT_JSON, json_parts
 from fpmsdk.replay.formats.reader import Reader, ReadOptions
 from fpmsdk.replay.formats.source import opened
 from fpmsdk.replay.rows import Clock, LeftOut, Row
@@ -215,8 +216,8 @@ class GuidellmReader(Reader):
     def _opened_events(self) -> Iterator[Iterator[tuple[str, str, Any]]]:
         try:
             with opened(self.path) as content:
-                yield ijson.parse(content, use_float=True)
-        except (ijson.JSONError, UnicodeDecodeError) as fault:
+                yield json_parts(content)
+        except NOT_JSON as fault:
             raise self._refused(str(fault)) from fault
 
     def _refused(self, text: str, field: str = "") -> TraceError:
