@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fpmsdk.errors import TraceError
 from fpmsdk.replay.builder import check_span
 from fpmsdk.replay.formats.reader import Reader
 from fpmsdk.replay.formats.source import no_requests
@@ -53,9 +54,17 @@ class Spool:
         self._rows = sqlite3.connect("")
         try:
             self._fill(advance)
+        except sqlite3.Error as fault:
+            self.close()
+            raise self._no_room(fault) from fault
         except BaseException:
             self.close()
             raise
+
+    def _no_room(self, fault: sqlite3.Error) -> TraceError:
+        path = str(self._reader.path)
+        text = f"{path}: its rows cannot be kept on disk meanwhile: {fault}; make room, or set TMPDIR to where there is"
+        return TraceError(text, path=path)
 
     def close(self) -> None:
         """Give the disk back."""

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sqlite3
 
 import numpy as np
 import pytest
@@ -137,3 +138,15 @@ def test_sessions_that_branch_are_for_a_trace(tmp_path):
         TraceError, match=r"t.parquet: the trace has sessions that branch; read it whole, with Trace.read"
     ):
         TraceStream.read(tmp_path / "t.parquet")
+
+
+def test_a_full_disk_is_said_so(tmp_path, monkeypatch):
+    class Full(sqlite3.Connection):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.execute("pragma max_page_count = 3")
+
+    monkeypatch.setattr(spool.sqlite3, "connect", Full)
+    (tmp_path / "t.jsonl").write_text(chats(3))
+    with pytest.raises(TraceError, match=r"t.jsonl: its rows cannot be kept on disk meanwhile: .*full; make room"):
+        TraceStream.read(tmp_path / "t.jsonl")
