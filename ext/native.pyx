@@ -57,7 +57,7 @@ cdef class NativeEngine:
     cdef int rank_ms(self, const FpmRank* rank, double* latency_ms) noexcept nogil:
         return FAULT_NATIVE
 
-    cdef object explain(self, const FpmRank* rank):
+    cdef object explain(self, const FpmRank* ranks, Py_ssize_t num_ranks, Py_ssize_t faulty):
         return RuntimeError("this engine prices nothing")
 
     cdef void count_queries(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil:
@@ -271,10 +271,10 @@ cdef class OpLevelEngine(NativeEngine):
         cdef Miss miss
         return FAULT_NONE if self.price_rank(rank, latency_ms, &miss) == OP_OK else FAULT_NATIVE
 
-    cdef object explain(self, const FpmRank* rank):
+    cdef object explain(self, const FpmRank* ranks, Py_ssize_t num_ranks, Py_ssize_t faulty):
         cdef Miss miss
         cdef double latency_ms
-        self.price_rank(rank, &latency_ms, &miss)
+        self.price_rank(&ranks[faulty], &latency_ms, &miss)
         return self.error(&miss)
 
     cdef object evidence(self, const FpmRank* ranks, Py_ssize_t num_ranks):
@@ -397,7 +397,7 @@ cdef class NativeView(ServingView):
         if site.fault != FAULT_NATIVE:
             return fault_error(site)
         self.native_ms(ranks, num_ranks, &latency_ms, &faulty)
-        return self.engine.explain(&ranks[faulty])
+        return self.engine.explain(ranks, num_ranks, faulty)
 
     def tables(self):
         """Published factors of the prefill, decode and mixed stores; empty when correction is disabled."""

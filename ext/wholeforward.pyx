@@ -10,9 +10,9 @@ cimport numpy as cnp
 
 from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.features cimport FAULT_NONE
-from fpmsdk._ext.grid cimport lower_bound
 from fpmsdk._ext.native cimport FAULT_NATIVE, NativeEngine
 from fpmsdk._ext.passroofline cimport PassRoofline, SolPoint
+from fpmsdk._ext.search cimport first_not_below
 
 import numpy as np
 
@@ -32,6 +32,7 @@ STATUSES = (
 )
 
 cdef double LOG_GATE = 2.0               # log2 units
+cdef double SURELY_NEAR = 1.0 / 3.9, SURELY_FAR = 1.0 / 4.1  # ratios on this side and beyond LOG_GATE
 cdef double RAW_KV_GATE = 32.0           # KV tokens
 cdef double SMALLEST = 1e-12
 cdef int TAIL = 3                        # end points whose utilisation is held beyond a curve
@@ -80,7 +81,7 @@ cdef double safe_log2(double value) noexcept nogil:
 
 cdef int64_t batch_index(const CurveArrays* curves, double b) noexcept nogil:
     # Place of a collected batch, -1 when it was not collected.
-    cdef int64_t at = lower_bound(curves.batches, 0, curves.num_batches, b)
+    cdef int64_t at = first_not_below(curves.batches, 0, curves.num_batches, b)
     return at if at < curves.num_batches and curves.batches[at] == b else -1
 
 
@@ -89,7 +90,7 @@ cdef int64_t site_of(const CurveArrays* curves, double b, double second) noexcep
     if at < 0:
         return -1
     end = curves.batch_first[at + 1]
-    site = lower_bound(curves.second, curves.batch_first[at], end, second)
+    site = first_not_below(curves.second, curves.batch_first[at], end, second)
     return site if site < end and curves.second[site] == second else -1
 
 
@@ -97,10 +98,12 @@ cdef bint covers(const CurveArrays* curves, int64_t site, double x) noexcept nog
     return curves.x[curves.first[site]] <= x <= curves.x[curves.first[site + 1] - 1]
 
 
-cdef bint locate(const CurveArrays* curves, int64_t site, double x, Piece* piece) noexcept nogil:
-    # The points of a curve around x; false beyond its ends.
-    cdef int64_t low = curves.first[site], high = curves.first[site + 1]
-    cdef int64_t right = lower_bound(curves.x, low, high, x)
+cdef bint locate(const CurveArrays* curves, int64_t site, double x, int64_t hint, Piece* piece) noexcept nogil:
+    # The points of a curve around x; false beyond its ends. `hint` is a likely place of the right one, which neighbours
+    # on one grid share.
+    cdef int64_t low = curves.first[site], high = curves.first[site + 1], right = low + hint
+    if not (low < right < high and curves.x[right - 1] < x <= curves.x[right]):
+        right = first_not_below(curves.x, low, high, x)
     piece.site = site
     piece.weight = 1.0
     piece.left = piece.right = right
@@ -111,6 +114,11 @@ cdef bint locate(const CurveArrays* curves, int64_t site, double x, Piece* piece
         return False
     piece.left = right - 1
     return True
+
+
+cdef int64_t first_above(const double* values, int64_t size, double x) noexcept nogil:
+    cdef int64_t at = first_not_below(values, 0, size, x)
+    return at + (at < size and values[at] == x)
 
 
 cdef bint is_knee_between(const Knees* knees, double batch, double low, double high) noexcept nogil:
@@ -124,9 +132,13 @@ cdef bint is_knee_between(const Knees* knees, double batch, double low, double h
 
 
 cdef bint measured_value(const CurveArrays* curves, int64_t site, double x, Piece* piece) noexcept nogil:
+    return measured_near(curves, site, x, 0, piece)
+
+
+cdef bint measured_near(const CurveArrays* curves, int64_t site, double x, int64_t hint, Piece* piece) noexcept nogil:
     # Between two points, multiplied before it is divided.
     cdef double a, c, lo, hi
-    if not locate(curves, site, x, piece):
+    if not locate(curves, site, x, hint, piece):
         return False
     if piece.left != piece.right:
         a, c = curves.x[piece.left], curves.x[piece.right]
@@ -140,7 +152,7 @@ cdef bint measured_value(const CurveArrays* curves, int64_t site, double x, Piec
 cdef bint is_split(const CurveArrays* curves, int64_t site, double x) noexcept nogil:
     # Whether a knee keeps x between two points of a curve from both of them.
     cdef Piece piece
-    if not locate(curves, site, x, &piece) or piece.left == piece.right:
+    if not locate(curves, site, x, 0, &piece) or piece.left == piece.right:
         return False
     return is_knee_between(&curves.x_knees, curves.batch[site], curves.x[piece.left], curves.x[piece.right])
 
@@ -157,7 +169,7 @@ cdef int side_of(const Knees* knees, double batch, double value) noexcept nogil:
 cdef bint weighted_value(const CurveArrays* curves, int64_t site, double x, Piece* piece) noexcept nogil:
     # The same with the weight computed first.
     cdef double w, lo, hi
-    if not locate(curves, site, x, piece):
+    if not locate(curves, site, x, 0, piece):
         return False
     if piece.left != piece.right:
         if is_knee_between(&curves.x_knees, curves.batch[site], curves.x[piece.left], curves.x[piece.right]):
@@ -239,7 +251,7 @@ cdef class WholeForwardEngine(NativeEngine):
         free(self.rungs)
 
     cdef int64_t rungs_below(self, double b) noexcept nogil:
-        return lower_bound(self.rungs, 0, self.num_rungs, b)
+        return first_not_below(self.rungs, 0, self.num_rungs, b)
 
     cdef int prefill(self, double b, double tokens, double kv, Lookup* found) noexcept nogil:
         return NO_SUPPORT
@@ -284,16 +296,37 @@ cdef class WholeForwardEngine(NativeEngine):
         latency_ms[0] = composed_ms(&parts)
         return FAULT_NONE
 
-    cdef object explain(self, const FpmRank* rank):
+    cdef object explain(self, const FpmRank* ranks, Py_ssize_t num_ranks, Py_ssize_t faulty):
         cdef RankParts parts
-        cdef Lookup decode
-        status = self.resolve(rank, &parts)
-        further = ()
-        if parts.has_prefill and not parts.has_decode and rank.num_decode_requests > 0:
-            # A refused prefill ends the pass; whoever measures wants to know of its decode too.
-            if self.decode(rank.num_decode_requests, rank.sum_decode_kv_tokens, &decode) != LOOKUP_OK:
-                further = (("decode", (rank.num_decode_requests, None, rank.sum_decode_kv_tokens)),)
-        return self.describe_miss(*self.last_query(rank, &parts), STATUSES[status], further)
+        cdef Py_ssize_t r
+        status = self.resolve(&ranks[faulty], &parts)
+        query = self.last_query(&ranks[faulty], &parts)
+        # The first refusal ends an iteration; whoever measures wants to know of all its lookups without an answer.
+        points = {(query[0], query[2]): None}
+        for r in range(faulty, num_ranks):
+            points.update(dict.fromkeys(self.missed(&ranks[r])))
+        return self.describe_miss(*query, STATUSES[status], tuple(points)[1:])
+
+    cdef list missed(self, const FpmRank* rank):
+        # (phase, coordinates) of the lookups of a rank that have no answer.
+        cdef Lookup found, floor
+        cdef int status
+        points = []
+        if rank.sum_prefill_tokens > 0:
+            status = self.prefill(
+                rank.num_prefill_requests, rank.sum_prefill_tokens, rank.sum_prefill_kv_tokens, &found
+            )
+            if status != LOOKUP_OK:
+                points.append(("prefill", (
+                    rank.num_prefill_requests, rank.sum_prefill_tokens, rank.sum_prefill_kv_tokens,
+                )))
+        if rank.num_decode_requests > 0:
+            status = self.decode(rank.num_decode_requests, rank.sum_decode_kv_tokens, &found)
+            if status == LOOKUP_OK and rank.sum_prefill_tokens > 0:
+                status = self.baseline(rank.num_decode_requests, rank.sum_decode_kv_tokens, &found, &floor)
+            if status != LOOKUP_OK:
+                points.append(("decode", (rank.num_decode_requests, None, rank.sum_decode_kv_tokens)))
+        return points
 
     cdef object last_query(self, const FpmRank* rank, RankParts* parts):
         # (phase, is_baseline, coordinates) of the lookup that ended a rank.
@@ -446,8 +479,9 @@ cdef list piece_support(const CurveArrays* curves, bint is_decode, const Lookup*
     # The points of a piece with their part of the answer.
     cdef double b = curves.batch[piece.site], second = curves.second[piece.site]
     cdef double a, c, x
-    if piece.left < 0:
-        rows = []  # held beyond the curve: no point stands for it
+    if piece.left < 0:  # the utilisation of these points is held beyond the curve
+        held = range(-1 - piece.left, piece.right + 1)
+        rows = [(point, piece.weight / len(held)) for point in held]
     elif piece.left == piece.right:
         rows = [(piece.left, piece.weight)]
     else:
@@ -488,17 +522,23 @@ cdef class DirectEngine(WholeForwardEngine):
         self, prefill_curves, CurveSet prefill_over_kv not None, decode_curves, rungs, describe_miss, coverage=None,
         bint continuous=False,
     ):
+        cdef const CurveArrays* curves
+        cdef int64_t regime
         super().__init__(prefill_curves, decode_curves, rungs, describe_miss, coverage)
         self.prefill_over_kv = prefill_over_kv
         self.continuous = continuous
-        self.regimes = <int64_t*>malloc((self.decode_curves.arrays.num_sites + 1) * sizeof(int64_t))
-        if self.regimes == NULL:
+        self.regime_rows = <int64_t*>malloc((self.num_rungs + 2) * sizeof(int64_t))
+        if self.regime_rows == NULL:
             raise MemoryError
-        for row in range(self.decode_curves.arrays.num_sites):
-            self.regimes[row] = self.rungs_below(self.decode_curves.arrays.batch[row])
+        curves = &self.decode_curves.arrays
+        # Batches up to a rung, rows in ascending order of theirs.
+        self.regime_rows[0] = 0
+        for regime in range(self.num_rungs):
+            self.regime_rows[regime + 1] = first_above(curves.batch, curves.num_sites, self.rungs[regime])
+        self.regime_rows[self.num_rungs + 1] = curves.num_sites
 
     def __dealloc__(self):
-        free(self.regimes)
+        free(self.regime_rows)
 
     cdef const CurveArrays* curves_of(self, bint is_decode, const Lookup* found) noexcept nogil:
         if is_decode:
@@ -509,25 +549,21 @@ cdef class DirectEngine(WholeForwardEngine):
         cdef const CurveArrays* curves = &self.prefill_curves.arrays
         cdef int64_t at = batch_index(curves, b), begin, end, site
         cdef Piece low, high
-        cdef bint has_low, has_high
         start(found, tokens)
         if at < 0:
             return NO_SUPPORT
         begin, end = curves.batch_first[at], curves.batch_first[at + 1]
-        site = lower_bound(curves.second, begin, end, kv)
+        site = first_not_below(curves.second, begin, end, kv)
         if site < end and curves.second[site] == kv and measured_value(curves, site, tokens, &low):
             answer_one(found, &low)
             return checked(found)
         if self.continuous:
             return self.between_neighbours(begin, site, end, b, tokens, kv, found)
-        has_low = nearest_below(curves, begin, site, kv, tokens, True, &low)
-        has_high = nearest_above(curves, site, end, kv, tokens, True, &high)
-        if not (has_low and has_high):
-            has_low = nearest_below(curves, begin, site, kv, tokens, False, &low)
-            has_high = nearest_above(curves, site, end, kv, tokens, False, &high)
-        if not (has_low and has_high) or is_knee_between(
-            &curves.second_knees, b, curves.second[low.site], curves.second[high.site]
-        ):
+        # The rule admits near sites first and all of them where those do not suffice. That finds the nearest ones that
+        # cover the query on either side: whatever lies between them and the query would be admitted before them.
+        if not nearest_below(curves, begin, site, tokens, 0, &low) or not nearest_above(
+            curves, site, end, kv, tokens, low.right - curves.first[low.site], &high
+        ) or is_knee_between(&curves.second_knees, b, curves.second[low.site], curves.second[high.site]):
             return kv_first(&self.prefill_over_kv.arrays, at, tokens, kv, found)
         answer_between(
             found, &low, &high,
@@ -537,38 +573,72 @@ cdef class DirectEngine(WholeForwardEngine):
 
     cdef int decode(self, double b, double kv, Lookup* found) noexcept nogil:
         cdef const CurveArrays* curves = &self.decode_curves.arrays
-        cdef int64_t row = batch_index(curves, b), other, regime = self.rungs_below(b)
-        cdef double distance, log_b = safe_log2(b)
-        cdef double[MAX_PIECES] distances
-        cdef Piece piece
-        cdef Piece* low = NULL
-        cdef Piece* high = NULL
-        cdef int i
+        cdef int64_t row = batch_index(curves, b), regime
+        cdef Piece low, high
         start(found, kv)
-        if row >= 0 and measured_value(curves, row, kv, &piece):
-            answer_one(found, &piece)
+        if row >= 0 and measured_value(curves, row, kv, &low):
+            answer_one(found, &low)
             return checked(found)
+        regime = self.rungs_below(b)
         if self.continuous:
             return self.between_next_rows(row, b, regime, kv, found)
-        # The nearest rows that share a captured graph with the batch; one site holds one decode row.
-        for other in range(curves.num_sites):
-            if other == row or self.regimes[other] != regime:
+        if not self.nearest_rows(row, b, regime, kv, &low, &high):
+            return NO_SUPPORT
+        self.between_rows(b, low, high, found)
+        return checked(found)
+
+    cdef bint nearest_rows(
+        self, int64_t row, double b, int64_t regime, double kv, Piece* low, Piece* high
+    ) noexcept nogil:
+        # Rows on either side of the batch that share its captured graph and are among the nearest that hold the query;
+        # one site holds one decode row, and rows of one graph are neighbours.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        cdef int64_t begin = self.regime_rows[regime], end = self.regime_rows[regime + 1], other, above
+        cdef double[MAX_PIECES] distances
+        cdef double distance, log_b
+        cdef Lookup nearest
+        cdef Piece piece
+        cdef bint has_low = False, has_high = False
+        cdef int i
+        if end - begin <= MAX_PIECES:
+            # None is beyond the nearest.
+            above = first_not_below(curves.batch, begin, end, b)
+            other = above - 1
+            while other >= begin and not has_low:
+                has_low = self.holds(other, b, kv, low)
+                other -= 1
+            other = above
+            while has_low and other < end and not has_high:
+                has_high = other != row and self.holds(other, b, kv, high)
+                other += 1
+            return has_low and has_high
+        log_b = safe_log2(b)
+        nearest.num_pieces = 0
+        for other in range(begin, end):
+            if other == row or not self.holds(other, b, kv, &piece):
                 continue
             distance = fabs(curves.log_batch[other] - log_b)
-            if distance > LOG_GATE or not self.on_one_side(other, b, kv):
-                continue
-            if measured_value(curves, other, kv, &piece):
-                keep_nearest(found, distances, distance, &piece)
-        for i in range(found.num_pieces):
-            if curves.batch[found.pieces[i].site] < b:
-                if low == NULL or found.pieces[i].site > low.site:
-                    low = &found.pieces[i]
-            elif high == NULL or found.pieces[i].site < high.site:
-                high = &found.pieces[i]
-        if low == NULL or high == NULL:
-            return NO_SUPPORT
-        self.between_rows(b, low[0], high[0], found)
-        return checked(found)
+            keep_nearest(&nearest, distances, distance, &piece)
+        for i in range(nearest.num_pieces):
+            piece = nearest.pieces[i]
+            if curves.batch[piece.site] < b:
+                if not has_low or piece.site > low.site:
+                    low[0] = piece
+                has_low = True
+            else:
+                if not has_high or piece.site < high.site:
+                    high[0] = piece
+                has_high = True
+        return has_low and has_high
+
+    cdef bint holds(self, int64_t row, double b, double kv, Piece* piece) noexcept nogil:
+        # Whether a row is near enough and has the KV tokens between two of its points.
+        cdef const CurveArrays* curves = &self.decode_curves.arrays
+        return (
+            is_within_gate(curves.batch[row], curves.log_batch[row], b)
+            and self.on_one_side(row, b, kv)
+            and measured_value(curves, row, kv, piece)
+        )
 
     cdef int between_neighbours(
         self, int64_t begin, int64_t site, int64_t end, double b, double tokens, double kv, Lookup* found
@@ -591,11 +661,11 @@ cdef class DirectEngine(WholeForwardEngine):
     cdef int between_next_rows(self, int64_t row, double b, int64_t regime, double kv, Lookup* found) noexcept nogil:
         # Between the rows next to the batch, which share its captured graph, or nothing.
         cdef const CurveArrays* curves = &self.decode_curves.arrays
-        cdef int64_t above = lower_bound(curves.batch, 0, curves.num_sites, b)
+        cdef int64_t above = first_not_below(curves.batch, 0, curves.num_sites, b)
         cdef Piece low, high
         if row >= 0 or above == 0 or above == curves.num_sites:
             return NO_SUPPORT
-        if self.regimes[above - 1] != regime or self.regimes[above] != regime:
+        if above - 1 < self.regime_rows[regime] or above >= self.regime_rows[regime + 1]:
             return NO_SUPPORT
         if not (self.on_one_side(above - 1, b, kv) and self.on_one_side(above, b, kv)):
             return NO_SUPPORT
@@ -631,36 +701,35 @@ cdef class DirectEngine(WholeForwardEngine):
         return checked(found)
 
 
-cdef bint is_admitted(const CurveArrays* curves, int64_t site, double second, double log_second) noexcept nogil:
-    return (
-        fabs(curves.second[site] - second) <= RAW_KV_GATE
-        or fabs(curves.log_second[site] - log_second) <= LOG_GATE
-    )
+cdef bint is_within_gate(double value, double log_value, double other) noexcept nogil:
+    # Whether the logarithms are at most LOG_GATE apart; they decide only where the ratio does not.
+    cdef double ratio = max(value, SMALLEST) / max(other, SMALLEST)
+    if SURELY_NEAR < ratio < 1.0 / SURELY_NEAR:
+        return True
+    if ratio < SURELY_FAR or ratio > 1.0 / SURELY_FAR:
+        return False
+    return fabs(log_value - safe_log2(other)) <= LOG_GATE
 
 
 cdef bint nearest_below(
-    const CurveArrays* curves, int64_t begin, int64_t end, double second, double x, bint guarded, Piece* piece
+    const CurveArrays* curves, int64_t begin, int64_t end, double x, int64_t hint, Piece* piece
 ) noexcept nogil:
     # The last site before `end` that covers x.
     cdef int64_t site = end - 1
-    cdef double log_second = safe_log2(second) if guarded else 0.0
     while site >= begin:
-        if (not guarded or is_admitted(curves, site, second, log_second)) and measured_value(curves, site, x, piece):
+        if measured_near(curves, site, x, hint, piece):
             return True
         site -= 1
     return False
 
 
 cdef bint nearest_above(
-    const CurveArrays* curves, int64_t begin, int64_t end, double second, double x, bint guarded, Piece* piece
+    const CurveArrays* curves, int64_t begin, int64_t end, double second, double x, int64_t hint, Piece* piece
 ) noexcept nogil:
     # The first site from `begin` on, beyond the query itself, that covers x.
     cdef int64_t site
-    cdef double log_second = safe_log2(second) if guarded else 0.0
     for site in range(begin, end):
-        if curves.second[site] == second:
-            continue
-        if (not guarded or is_admitted(curves, site, second, log_second)) and measured_value(curves, site, x, piece):
+        if curves.second[site] != second and measured_near(curves, site, x, hint, piece):
             return True
     return False
 
@@ -668,12 +737,12 @@ cdef bint nearest_above(
 cdef int kv_first(const CurveArrays* curves, int64_t at, double tokens, double kv, Lookup* found) noexcept nogil:
     # Between numbers of prefill tokens, each measured on both sides of the KV tokens.
     cdef int64_t begin = curves.batch_first[at], end = curves.batch_first[at + 1]
-    cdef int64_t middle = lower_bound(curves.second, begin, end, tokens)
+    cdef int64_t middle = first_not_below(curves.second, begin, end, tokens)
     cdef Piece low, high
     cdef double a, c
-    if not nearest_below(curves, begin, middle, tokens, kv, False, &low):
+    if not nearest_below(curves, begin, middle, kv, 0, &low):
         return NO_SUPPORT
-    if not nearest_above(curves, middle, end, tokens, kv, False, &high):
+    if not nearest_above(curves, middle, end, tokens, kv, low.right - curves.first[low.site], &high):
         return NO_SUPPORT
     a, c = curves.second[low.site], curves.second[high.site]
     if is_knee_between(&curves.second_knees, curves.batch[low.site], a, c):
@@ -814,6 +883,8 @@ cdef class SolAssistedEngine(WholeForwardEngine):
                 (b - curves.batch[low.site]) / (curves.batch[high.site] - curves.batch[low.site]), CROSS_BATCH,
             )
         found.resolution = CROSS_BATCH
+        if (low_covers and low.left < 0) or (high_covers and high.left < 0):
+            found.resolution = TRANSFERRED  # a row that is held beyond its end
 
     cdef bint row_at(self, int64_t row, double b, double kv, Piece* piece) noexcept nogil:
         # What a row of a bracket says.
@@ -905,7 +976,7 @@ cdef class SolAssistedEngine(WholeForwardEngine):
         # point on the same side.
         cdef const CurveArrays* curves = &self.decode_curves.arrays if is_decode else &self.prefill_curves.arrays
         cdef int64_t low = curves.first[site], high = curves.first[site + 1], point, size = min(high - low, self.tail)
-        cdef int64_t anchor
+        cdef int64_t anchor, first = -1, last = -1
         cdef double[3] utilisation
         cdef double sol
         cdef int count = 0, i, side
@@ -914,7 +985,7 @@ cdef class SolAssistedEngine(WholeForwardEngine):
         anchor = -1
         if curves.x[low] < x < curves.x[high - 1]:
             size = 1
-            anchor = lower_bound(curves.x, low, high, x)
+            anchor = first_not_below(curves.x, low, high, x)
             if side_of(&curves.x_knees, curves.batch[site], x) != side_of(
                 &curves.x_knees, curves.batch[site], curves.x[anchor]
             ):
@@ -930,10 +1001,12 @@ cdef class SolAssistedEngine(WholeForwardEngine):
             if sol > 0.0 and curves.latency_ms[point] > 0.0:
                 utilisation[count] = sol / curves.latency_ms[point]
                 count += 1
+                first = point if first < 0 else first
+                last = point
         if count == 0:
             return False
         piece.site = site
-        piece.left = piece.right = -1
+        piece.left, piece.right = -1 - first, last
         sol = self.sol_ms(is_decode, curves.batch[site], curves.second[site], x)
         piece.latency_ms = sol / median_of_few(utilisation, count)
         return True

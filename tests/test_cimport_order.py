@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"declarations"},
+    {"declarations", "search"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
     {"operators"},
     {"estimator", "regression", "correction", "native", "wholeforward"},

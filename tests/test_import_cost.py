@@ -35,3 +35,20 @@ def test_importing_the_package_loads_not_even_numpy():
 def test_every_public_name_can_be_imported():
     code = "import fpmsdk\nfor name in fpmsdk.__all__: getattr(fpmsdk, name)"
     assert "fpmsdk.replay.run" in modules_after(code)
+
+
+def test_a_whole_forward_pair_is_read_without_what_pyarrow_can_load():
+    # Its conversions load pandas, where that is installed, and its functions its compute module.
+    code = """
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        assert name not in ("pandas", "pyarrow.compute"), name
+
+sys.meta_path.insert(0, Watch())
+import fpmsdk.sample
+from fpmsdk.perfdb.forward_cells import open_forward_table
+from fpmsdk.perfdb.forward_writer import read_origin
+pair = str(fpmsdk.sample.forward_pair())
+open_forward_table(pair, *read_origin(pair))
+"""
+    assert "pyarrow.parquet" in modules_after(code)

@@ -8,9 +8,13 @@ differing answer, a missing peer or a missed ratio.
 
 import json
 import random
+import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,8 @@ from fpmsdk.perfdb.forward_writer import publish_rows
 VERSION = "9.9.9-bench"
 NUM_PASSES = 4000
 NUM_MODELS = 50  # built one after the other, over one table that both sides have open
+NUM_TABLES = 5  # opened one after the other, each by a model of its own
+NUM_PROCESSES = 5  # that import a package and build one model
 CAPTURES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ORIGIN = {"system": "x100", "backend": "vllm", "backend_version": VERSION}
 MODES = {
@@ -154,7 +160,51 @@ def answers(estimate: Callable[[Any], float | None], asked: list[dict[str, Any]]
     return found
 
 
-def compare_speed(config: dict[str, Any], asked: list[dict[str, Any]]) -> list[Comparison]:
+def unopened_tables(config: dict[str, Any], folder: Path) -> Callable[[], list[dict[str, Any]]]:
+    """Configurations over copies of the pair that no process has opened yet."""
+    numbers = count()
+    interpolation = config["estimator_config"]["fpm_interpolation"]
+    pair = Path(interpolation["fpm_parquet_path"])
+
+    def make() -> list[dict[str, Any]]:
+        made = []
+        for _ in range(NUM_TABLES):
+            copy = folder / f"copy-{next(numbers)}"
+            copy.mkdir()
+            for suffix in (".parquet", ".metadata.json"):
+                shutil.copy(pair.with_suffix(suffix), copy)
+            changed = interpolation | {"fpm_parquet_path": str(copy / pair.name)}
+            made.append(config | {"estimator_config": {"fpm_interpolation": changed}})
+        return made
+
+    return make
+
+
+_FIRST_MODEL = """
+import json, sys, time
+begin = time.perf_counter()
+module, name, path = sys.argv[1:]
+built = getattr(__import__(module, fromlist=[name]), name).best_available(json.load(open(path)))
+print(time.perf_counter() - begin)
+"""
+
+
+def first_models(config: dict[str, Any], folder: Path) -> dict[str, float]:
+    """Median ms of a fresh process to import a package and build its first model."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    sides = {"peer": ("aisimulate_core.sdk", "RustForwardPassPerfModel"), "ours": ("fpmsdk", "ForwardPassPerfModel")}
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(NUM_PROCESSES):
+        for side, names in sides.items():
+            command = [sys.executable, "-c", _FIRST_MODEL, *names, str(path)]
+            # From another directory: the package that is installed, not a source tree.
+            ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+            times[side].append(float(ran.stdout) * 1e3)
+    return {f"import_and_first_model_{side}_ms": round(statistics.median(found), 1) for side, found in times.items()}
+
+
+def compare_speed(config: dict[str, Any], asked: list[dict[str, Any]], folder: Path) -> list[Comparison]:
     """Estimates of distinct passes that both answer, and construction."""
     peer = RustForwardPassPerfModel.best_available(config).estimate_forward_pass_time_ms
     ours = ForwardPassPerfModel.best_available(config)
@@ -175,15 +225,36 @@ def compare_speed(config: dict[str, Any], asked: list[dict[str, Any]]) -> list[C
         return run
 
     size = len(asked)
+    tables: list[dict[str, Any]] = []
+    unopened = unopened_tables(config, folder)
+
+    def over_each_table(model: Any) -> Callable[[], None]:
+        def run() -> None:
+            for other in tables:
+                model.best_available(other)
+
+        return run
+
+    def renew() -> None:
+        tables[:] = unopened()
+
     return [
         compare("estimate, dict", each(peer), each(estimate), items=size, required=6.0),
         compare("estimate, columns", each(peer), lambda: ours.estimate_many(batch), items=size, required=30.0),
         compare(
-            "construction",
+            "construction, table open",
             each_time(lambda: RustForwardPassPerfModel.best_available(config)),
             each_time(lambda: ForwardPassPerfModel.best_available(config)),
             items=NUM_MODELS,
             required=3.0,
+        ),
+        compare(
+            "construction, table not open",
+            over_each_table(RustForwardPassPerfModel),
+            over_each_table(ForwardPassPerfModel),
+            items=NUM_TABLES,
+            required=3.0,
+            prepare=renew,
         ),
     ]
 
@@ -201,7 +272,8 @@ def main() -> int:
             failures.append(f"answers differ by {difference:.3g}")
         answered = [item for item, latency in zip(asked, peer, strict=True) if latency is not None]
         facts = {"passes": len(asked), "answered": len(answered), "largest_difference": difference}
-        return report("interpolation", compare_speed(config, answered), facts, failures)
+        facts |= first_models(config, Path(folder))
+        return report("interpolation", compare_speed(config, answered, Path(folder)), facts, failures)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ cdef class NativeEngine:
 
     # Uncorrected latency of one rank in ms; 0.0 without work. Returns FAULT_NONE or FAULT_NATIVE.
     cdef int rank_ms(self, const FpmRank* rank, double* latency_ms) noexcept nogil
-    # The exception that explains a rank that cannot be priced.
-    cdef object explain(self, const FpmRank* rank)
+    # The exception that explains an iteration whose rank `faulty` is the first that cannot be priced.
+    cdef object explain(self, const FpmRank* ranks, Py_ssize_t num_ranks, Py_ssize_t faulty)
     # Take note of the data behind one estimate.
     cdef void count_queries(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil
     # What the estimates of ranks rest on, in a form of the engine's own.

@@ -52,7 +52,8 @@ cdef struct CurveArrays:
     Knees second_knees
 
 cdef struct Piece:
-    # What one curve contributes: between two of its points, which are the same when one of them is asked for.
+    # What one curve contributes: between two of its points, which are the same when one of them is asked for. Beyond its
+    # ends, where the utilisation of points `-1 - left` to `right` is held, `left` is negative.
     int64_t site
     int64_t left
     int64_t right
@@ -91,6 +92,7 @@ cdef class WholeForwardEngine(NativeEngine):
     cdef double* rungs
     cdef int64_t num_rungs
 
+    cdef list missed(self, const FpmRank* rank)
     cdef object last_query(self, const FpmRank* rank, RankParts* parts)
     cdef record(self, const FpmRank* ranks, Py_ssize_t num_ranks)
     cdef list lookups(self, const FpmRank* rank, RankParts* parts)
@@ -108,9 +110,13 @@ cdef class WholeForwardEngine(NativeEngine):
 
 cdef class DirectEngine(WholeForwardEngine):
     cdef readonly CurveSet prefill_over_kv
-    cdef int64_t* regimes            # captured graph of each decode row
+    cdef int64_t* regime_rows        # first decode row of each captured graph, then the number of rows
     cdef bint continuous
 
+    cdef bint nearest_rows(
+        self, int64_t row, double b, int64_t regime, double kv, Piece* low, Piece* high
+    ) noexcept nogil
+    cdef bint holds(self, int64_t row, double b, double kv, Piece* piece) noexcept nogil
     cdef bint on_one_side(self, int64_t row, double b, double kv) noexcept nogil
     cdef int between_neighbours(
         self, int64_t begin, int64_t site, int64_t end, double b, double tokens, double kv, Lookup* found

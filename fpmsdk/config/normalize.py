@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk.config.checkpoint import check_architecture
 from fpmsdk.config.estimator import SPLINE
 from fpmsdk.config.fields import CONFIG
@@ -52,8 +53,8 @@ def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] =
     """
     document = _document(config)
     key = _key(document, is_registered)
-    if (written := _accepted.get(key)) is not None:
-        known: dict[str, Any] = marshal.loads(written)
+    if (accepted := _accepted.get(key)) is not None:
+        known: dict[str, Any] = accepted.copy()
         _check_surroundings(known)
         return known
     parsed = _checked(document)
@@ -66,7 +67,7 @@ def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] =
 # Sweeps and planners build many models from few configurations. One that was accepted is not read again; what lies
 # outside of it is looked at every time.
 _KEPT = 64
-_accepted: dict[Any, bytes] = {}
+_accepted: dict[Any, PlainTemplate] = {}
 
 
 def _key(document: Any, is_registered: Callable[[str], bool]) -> Any:
@@ -81,13 +82,9 @@ def _remember(key: Any, canonical: dict[str, Any]) -> None:
     # A relative path of a snapshot means another file from another working directory.
     if key is None or canonical["estimator_config"].get("state_snapshot") is not None:
         return
-    try:
-        written = marshal.dumps(canonical)
-    except ValueError:
-        return
     if len(_accepted) >= _KEPT:
         _accepted.clear()
-    _accepted[key] = written
+    _accepted[key] = PlainTemplate(canonical)
 
 
 def _check_surroundings(config: dict[str, Any]) -> None:

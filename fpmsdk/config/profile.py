@@ -36,7 +36,8 @@ _MODES = {
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    # Only the outermost model of a document is compiled.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     # Fields that are left out of the written form while they are unset, so that older documents keep their bytes.
     @model_serializer(mode="wrap")
@@ -320,6 +321,12 @@ def load_fpm_profile(source: Mapping[str, Any] | str | os.PathLike[str]) -> FpmM
 
     Parameters: `source`, a mapping, or the path of a JSON or YAML file.
     Raises: `ConfigError` for the first fault, with its dotted path below `fpm_profile`.
+
+    >>> try:
+    ...     load_fpm_profile({"schema_version": 1, "model": "org/m", "model_revision": "main"})
+    ... except ConfigError as fault:
+    ...     fault.path
+    'fpm_profile.model_revision'
     """
     document: Any = source if isinstance(source, Mapping) else _read(os.fspath(source))
     try:

@@ -47,6 +47,8 @@ def estimate_cache_budget(config: Mapping[str, Any], budget: Mapping[str, Any]) 
     ------
     ConfigError: the request is malformed or beyond what the profile states.
     InfeasibleMemoryError: nothing is left for the cache; tells the bytes and the smallest tp that fits.
+
+    Example: `ForwardPassPerfModel.estimate_cache_budget`.
     """
     try:
         request = _REQUEST.read(budget)
@@ -238,6 +240,11 @@ def request_bytes(resources: Resources, tokens: int, chunk_tokens: int) -> int:
     """Cache bytes that one request of `tokens` holds at most, when it is computed `chunk_tokens` at a time.
 
     Raises: `ConfigError` beyond 2**53.
+
+    >>> resources = Resources(cache_layout="linear", kv_bytes_per_token=10, max_num_tokens=8, max_batch_size=1,
+    ...                       provenance="by hand")
+    >>> request_bytes(resources, 4096, 8)
+    40960
     """
     if resources.kv_bytes_per_token is not None:
         held = tokens * resources.kv_bytes_per_token

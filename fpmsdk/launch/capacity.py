@@ -7,9 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from fpmsdk.config.profile import load_fpm_profile
+from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.config.systems import HOW_TO_GET_DATA, resolve_systems_paths
 from fpmsdk.errors import LaunchConfigError, UnknownSystemError
 from fpmsdk.launch.cache_budget import estimate_cache_budget
+from fpmsdk.launch.config import UNLIMITED, EngineLaunchConfig
 from fpmsdk.launch.fields import BLOCK_SIZES
 
 # The part of its memory that an engine uses by default, and what it is called.
@@ -20,6 +23,8 @@ FRACTION_OF = {
 }
 _MAX_NUM_TOKENS = 8192
 _MAX_BATCH_SIZE = 1
+_LIMITS = ("max_num_batched_tokens", "max_num_seqs")
+_MEMORY = (*(name for name, _ in FRACTION_OF.values()), "cuda_graph_reserved_bytes")
 
 
 def derived_capacity(config: Mapping[str, Any], engine: Mapping[str, Any], memory: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,6 +75,52 @@ def derived_capacity(config: Mapping[str, Any], engine: Mapping[str, Any], memor
             "kv_cache_capacity_bytes": budget["total_kv_size_bytes"],
         }
     return {"num_gpu_blocks": _at_least_one(budget["total_kv_size_tokens"] // block_size, block_size)}
+
+
+def sized_launch(launch: EngineLaunchConfig, config: Mapping[str, Any]) -> EngineLaunchConfig:
+    """A launch with the cache that the profile of its timing model leaves room for; unchanged without a profile.
+
+    Parameters
+    ----------
+    launch: what is to be replayed; its scheduler limits, memory fraction and graph reservation decide.
+    config: canonical configuration of the timing model.
+
+    Returns
+    -------
+    The launch with `num_gpu_blocks` of a linear profile, unless they are explicit and the profile only declares its
+    memory; with `kv_cache_groups` and `kv_cache_capacity_bytes` of a grouped one.
+
+    Raises
+    ------
+    ConfigError: the memory of the profile is pending, or it does not support the launch.
+    InfeasibleMemoryError: nothing is left for the cache; tells the bytes and the smallest tp that fits.
+    LaunchConfigError: blocks, groups or bytes are given that contradict the profile.
+    """
+    if config["fpm_profile"] is None or launch.engine.backend != "vllm" or config["pp"] != 1:
+        return launch
+    resources = select_deployment(load_fpm_profile(config["fpm_profile"]), config).resources
+    resources.require_memory()
+    if launch.num_gpu_blocks_is_explicit:
+        if resources.cache_layout == "linear" and resources.runtime_memory is None:
+            return launch
+        what = "grouped FPM cache" if resources.cache_layout == "grouped" else "runtime FPM memory"
+        raise LaunchConfigError(
+            f"{what} cannot use fixed num_gpu_blocks; use the profile byte budget: leave num_gpu_blocks out",
+            "engine.num_gpu_blocks",
+        )
+    written = launch.to_dict()
+    engine = written["engine"]
+    limits = {name: UNLIMITED if engine[name] is None else engine[name] for name in _LIMITS}
+    given = {name: written[name] for name in _MEMORY if written[name] is not None}
+    capacity = derived_capacity(config, {**engine, **limits}, given)
+    for name in ("kv_cache_groups", "kv_cache_capacity_bytes"):
+        if engine.get(name) not in (None, capacity.get(name)):
+            raise LaunchConfigError(
+                f"{name} {engine[name]} contradicts the profile of the timing model, which gives "
+                f"{capacity.get(name)}; leave it out",
+                f"engine.{name}",
+            )
+    return EngineLaunchConfig.from_mapping({**written, "engine": {**engine, **capacity}})
 
 
 def _blocks_of_model(config: Mapping[str, Any], asked: Mapping[str, Any], block_size: int) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.errors import FpmNoCellError
-from fpmsdk.perfdb.forward_pair import PairRows, identity_names, knees_of, read_pair
+from fpmsdk.perfdb.forward_pair import PairRows, groups_of, identity_names, knees_of, read_pair
 from fpmsdk.perfdb.forward_schema import EXECUTION_COLUMNS, FAKE_KV, LEGACY_EXECUTION, REAL_KV, sidecar_path
 
 RAW_FALLBACK_VARIABLE = "AIC_FPM_FAKE_FALLBACK_RAW"
@@ -122,6 +122,14 @@ def open_forward_table(path: str, system: str, backend: str, backend_version: st
     """The table of a pair: one object per process as long as its files do not change.
 
     Raises: as `read_pair`.
+
+    >>> import fpmsdk.sample
+    >>> pair = fpmsdk.sample.forward_pair()
+    >>> table = open_forward_table(pair, "cpu-2-cores", "vllm", "0.31.0")
+    >>> table is open_forward_table(pair, "cpu-2-cores", "vllm", "0.31.0")
+    True
+    >>> table.cells[0].model_path, len(table.cells[0].prefill)
+    ('qwen3-small-random', 162)
     """
     key = (path, system, backend, backend_version, _state_of(path), _state_of(sidecar_path(path)))
     with _tables_lock:
@@ -150,12 +158,17 @@ def build_table(rows: PairRows, *, heal: bool) -> ForwardTable:
     """Group checked rows into cells.
 
     Parameters: `heal`, whether decode points without real KV are replaced where real ones allow it.
+
+    >>> import fpmsdk.sample
+    >>> from fpmsdk.perfdb.forward_pair import read_pair
+    >>> table = build_table(read_pair(fpmsdk.sample.forward_pair(), "cpu-2-cores", "vllm", "0.31.0"), heal=True)
+    >>> [cell.kept_fake_rows for cell in table.cells]
+    [0]
     """
     names = ("model_path", *identity_names(rows))
-    keys = np.stack([rows.texts[name].codes for name in names], axis=1)
-    _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(group.reshape(-1), kind="stable")
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(group.reshape(-1)))])
+    first, group = groups_of([rows.texts[name].codes for name in names])
+    order = np.argsort(group, kind="stable")
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(group))])
     cells = [
         _cell(
             rows, {name: rows.texts[name].of(int(first[i])) for name in names}, order[bounds[i] : bounds[i + 1]], heal

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from fpmsdk.errors import FpmDataError, FpmNotCollectedError
 from fpmsdk.files import is_git_lfs_pointer
+from fpmsdk.perfdb.forward_lock import lock_path, locked
 from fpmsdk.perfdb.forward_schema import (
     COORDINATE_COLUMNS,
     COORDINATE_SYSTEM,
@@ -41,6 +43,7 @@ from fpmsdk.perfdb.forward_schema import (
 )
 
 _U32_MAX = 2**32 - 1
+_LARGEST_KEY = 2**62
 _OPTIONAL_COLUMNS = ("dcp", "kv_seed_regime", "measurement_policy", "measurement_repeats")
 
 
@@ -78,22 +81,28 @@ class PairRows(NamedTuple):
         return len(self.latency_ms)
 
 
-def read_pair(path: str, system: str, backend: str, backend_version: str) -> PairRows:
+def read_pair(path: str, system: str, backend: str, backend_version: str, *, is_locked: bool = False) -> PairRows:
     """Read and check a pair.
 
     Parameters
     ----------
     path: the table; its sidecar lies beside it.
     system, backend, backend_version: what both files must say they were measured on.
+    is_locked: the caller keeps others from publishing; else files that do not belong together are read again when a
+        publication that may be under way has ended.
 
     Raises
     ------
     FpmNotCollectedError: there is no table.
     FpmDataError: the pair breaks a rule; the first one in the order of section 1.5.
+
+    >>> import fpmsdk.sample
+    >>> pair = fpmsdk.sample.forward_pair()
+    >>> rows = read_pair(pair, "cpu-2-cores", "vllm", "0.31.0")
+    >>> rows.num_rows, rows.texts["workload_kind"].of(0)
+    (217, 'decode')
     """
-    content = _read_table(path)
-    sidecar = _read_sidecar(sidecar_path(path))
-    digest = hashlib.sha256(content).hexdigest()
+    content, sidecar, digest = _read_files(path, is_locked)
     _check_sidecar(path, sidecar, {"system": system, "backend": backend, "backend_version": backend_version}, digest)
     knees_of(sidecar_path(path), sidecar)
     columns, count = _decode(path, content, required_columns(int(sidecar["schema_version"])))
@@ -118,6 +127,30 @@ def _fault(path: str, reason: str) -> FpmDataError:
     return FpmDataError(f"perf database error: {path}: {reason}; collect or copy the pair again")
 
 
+def _read_files(path: str, is_locked: bool) -> tuple[bytes, dict[str, Any], str]:
+    # The bytes of the table, the sidecar, and the digest of those bytes.
+    fault: FpmDataError | None = None
+    try:
+        content, sidecar, digest = _read_once(path)
+    except FpmDataError as error:
+        fault = error
+    else:
+        if sidecar.get("parquet_sha256") == digest:
+            return content, sidecar, digest
+    if not is_locked and os.path.exists(lock_path(path)):
+        with locked(path, exclusive=False):
+            return _read_once(path)
+    if fault is not None:
+        raise fault
+    return content, sidecar, digest
+
+
+def _read_once(path: str) -> tuple[bytes, dict[str, Any], str]:
+    content = _read_table(path)
+    sidecar = _read_sidecar(sidecar_path(path))
+    return content, sidecar, hashlib.sha256(content).hexdigest()
+
+
 def _read_table(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
@@ -137,7 +170,7 @@ def _read_sidecar(path: str) -> dict[str, Any]:
         raise _fault(path, "the sidecar is missing") from None
     except OSError as fault:
         raise FpmDataError(f"perf database error: cannot read {path}: {fault.strerror}") from fault
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise _fault(path, f"the sidecar is not JSON: {fault}") from fault
     if not isinstance(document, dict):
         raise _fault(path, f"the sidecar must be a JSON object, found {type(document).__name__}")
@@ -148,6 +181,9 @@ def knees_of(path: str, sidecar: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Declared knees by axis, each ascending; none where the sidecar declares none.
 
     Raises: `FpmDataError` for an unknown axis or a knee that is not a positive integer.
+
+    >>> knees_of("t.metadata.json", {"knees": {"total_prefill_tokens": [512, 128]}})
+    {'total_prefill_tokens': (128, 512), 'kv_tokens_per_request': ()}
     """
     declared = sidecar.get("knees", {})
     if not isinstance(declared, dict) or not set(declared) <= set(KNEE_AXES):
@@ -188,7 +224,11 @@ def _decode(path: str, content: bytes, required: Sequence[str]) -> tuple[dict[st
     if is_git_lfs_pointer(content):
         raise _fault(path, "the file is a Git LFS pointer, not data; run `git lfs pull`")
     try:
-        file = pq.ParquetFile(pa.BufferReader(content))
+        metadata = pq.ParquetFile(pa.BufferReader(content)).metadata
+        columns = [metadata.schema.column(at) for at in range(metadata.num_columns)]
+        # Texts are read as codes; few of them are distinct.
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        file = pq.ParquetFile(pa.BufferReader(content), metadata=metadata, read_dictionary=texts)
         names = file.schema_arrow.names
         if missing := [name for name in required if name not in names]:
             raise _fault(path, f"missing column {', '.join(missing)}")
@@ -209,12 +249,14 @@ def _column(path: str, name: str, column: Any) -> Any:
     found = column.type
     if name == "latency_ms":
         _require_type(path, name, found, pa.types.is_float64(found), "double")
-        return column.fill_null(np.nan).to_numpy(zero_copy_only=False)
+        latency = _stored(column).copy()
+        latency[_is_empty(column)] = np.nan
+        return latency
     if name in COORDINATE_COLUMNS:
         _require_type(path, name, found, pa.types.is_integer(found), "integers")
         if column.null_count:
             raise _fault(path, f"{name} has {column.null_count} empty values")
-        return column.to_numpy(zero_copy_only=False).astype(np.int64)
+        return _stored(column).astype(np.int64)
     if name in FLAG_COLUMNS:
         _require_type(path, name, found, pa.types.is_boolean(found) and not column.null_count, "boolean values")
     elif name in PARALLEL_COLUMNS or name in ("dcp", "measurement_repeats"):
@@ -231,17 +273,41 @@ def _require_type(path: str, name: str, found: Any, holds: bool, accepted: str) 
 
 
 def _codes(column: Any) -> Codes:
+    # Empty values read as empty texts; truth values and integers as their Python texts.
     import pyarrow as pa
 
-    # Empty values read as empty texts; truth values and integers as their Python texts.
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    values = [str(value) for value in encoded.dictionary.to_pylist()]
-    indices = encoded.indices
-    if indices.null_count:
+    if pa.types.is_dictionary(column.type):
+        values = [str(value) for value in column.dictionary.to_pylist()]
+        column = column.indices
+        codes = _stored(column).astype(np.int64)
+    elif pa.types.is_boolean(column.type):
+        codes, values = _bits(column, 1).astype(np.int64), ["False", "True"]
+    else:
+        found, codes = np.unique(_stored(column), return_inverse=True)
+        values = [str(value) for value in found.tolist()]
+    if column.null_count:
         if "" not in values:
             values.append("")
-        indices = indices.fill_null(values.index(""))
-    return Codes(indices.to_numpy(zero_copy_only=False).astype(np.int64), tuple(values))
+        codes[_is_empty(column)] = values.index("")
+    return Codes(codes, tuple(values))
+
+
+# Read from the buffers of a column: its own conversions load pandas, where that is installed.
+
+
+def _stored(column: Any) -> NDArray[Any]:
+    # Numbers as they lie in memory; what stands in place of empty values is any of them.
+    stored = np.frombuffer(column.buffers()[1], column.type.to_pandas_dtype())
+    return stored[column.offset : column.offset + len(column)]
+
+
+def _bits(column: Any, buffer: int) -> NDArray[np.bool_]:
+    bits = np.unpackbits(np.frombuffer(column.buffers()[buffer], np.uint8), bitorder="little")
+    return bits[column.offset : column.offset + len(column)].astype(np.bool_)
+
+
+def _is_empty(column: Any) -> NDArray[np.bool_]:
+    return ~_bits(column, 0) if column.null_count else np.zeros(len(column), np.bool_)
 
 
 def _plain(column: Any) -> NDArray[Any]:
@@ -321,13 +387,30 @@ def _check_keys(rows: PairRows) -> None:
 
 
 def _first_repetition(rows: PairRows, names: Sequence[str]) -> tuple[int, int] | None:
-    key = np.stack([*(rows.texts[name].codes for name in names), *rows.coordinates], axis=1)
-    _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    repeated = np.flatnonzero(first[inverse.reshape(-1)] != np.arange(rows.num_rows))
+    first, group = groups_of([*(rows.texts[name].codes for name in names), *rows.coordinates])
+    repeated = np.flatnonzero(first[group] != np.arange(rows.num_rows))
     if not len(repeated):
         return None
     row = int(repeated[0])
-    return int(first[inverse.reshape(-1)[row]]), row
+    return int(first[group[row]]), row
+
+
+def groups_of(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows that agree in every column: the first row of each group, and for each row the number of its group.
+
+    >>> groups_of([np.array([3, 1, 3]), np.array([0, 0, 0])])
+    (array([1, 0]), array([1, 0, 1]))
+    """
+    key, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        low = int(column.min())
+        extent = int(column.max()) - low + 1
+        if size * extent > _LARGEST_KEY:
+            key = np.unique(key, return_inverse=True)[1]
+            size = int(key.max()) + 1
+        key, size = key * extent + (column - low), size * extent
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    return first, group
 
 
 def _describe(rows: PairRows, row: int) -> str:

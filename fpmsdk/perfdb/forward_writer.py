@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fpmsdk.errors import FpmDataError
+import numpy as np
+
+from fpmsdk.config.schema import shown
+from fpmsdk.errors import FpmDataError, FpmNotCollectedError
+from fpmsdk.perfdb.forward_lock import locked
 from fpmsdk.perfdb.forward_pair import read_pair
 from fpmsdk.perfdb.forward_schema import (
     COORDINATE_COLUMNS,
@@ -38,6 +42,7 @@ _LISTED = {
     "runtime_grid_digests": "runtime_grid_digest",
     "model_paths": "model_path",
 }
+_STAGED = "table.parquet"
 _RUN_COLUMNS = ("runtime_run_id", "collector_attempt_id")
 
 Row = Mapping[str, Any]
@@ -65,13 +70,40 @@ def publish_rows(path: str, rows: Sequence[Row], *, facts: Mapping[str, Any] | N
     Raises
     ------
     FpmDataError: the rows contradict each other, the published pair, or a rule of the format. Nothing is changed then.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> row = {
+    ...     "cell_id": "first", "model_path": "org/m", "system": "x100", "backend": "vllm", "backend_version": "0.24.0",
+    ...     "weight_quantization": "bfloat16", "gemm_quant_mode": "bfloat16", "moe_quant_mode": "bfloat16",
+    ...     "fmha_quant_mode": "bfloat16", "comm_quant_mode": "half", "kv_cache_dtype": "bfloat16",
+    ...     "tp": 1, "pp": 1, "dp": 1, "moe_tp": 1, "moe_ep": 1, "cp": 1, "moe_backend": "auto",
+    ...     "attention_backend": "auto", "enable_wideep": False, "enable_eplb": False, "workload_kind": "decode",
+    ...     "batch_size": 1, "total_prefill_tokens": 0, "total_kv_read_tokens": 64, "partition_policy": "balanced_v1",
+    ...     "latency_ms": 3.5}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     publish_rows(f"{folder}/t.parquet", [row]).added_rows
+    1
     """
-    completed = [dict(zip(EXECUTION_COLUMNS, LEGACY_EXECUTION, strict=True)) | dict(row) for row in rows]
+    return _publish(path, rows, facts)
+
+
+def _publish(
+    path: str, rows: Sequence[Row], facts: Mapping[str, Any] | None = None, *, one_attention_backend: bool = False
+) -> Published:
+    if not path.endswith(".parquet"):
+        raise FpmDataError(f"{path}: the table of a pair is a *.parquet file; name it so")
+    _check_facts(path, facts)
+    completed = [_completed(path, number, row) for number, row in enumerate(rows)]
     measured_on = _one_origin(path, completed)
     folder = Path(path).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(f"{path}.lock"):
+    with locked(path, exclusive=True):
+        _end_interrupted(path)
         known = _published_rows(path, measured_on)
+        if one_attention_backend:
+            _check_one_attention_backend([*known, *completed])
         merged, dropped = _merge(path, known, completed)
         declared = {"knees": _json(sidecar_path(path)).get("knees")} if known else {}
         kept = {key: value for key, value in declared.items() if value is not None}
@@ -79,28 +111,72 @@ def publish_rows(path: str, rows: Sequence[Row], *, facts: Mapping[str, Any] | N
     return Published(path, len(merged), len(merged) - len(known), dropped)
 
 
+def _completed(path: str, number: int, row: Any) -> dict[str, Any]:
+    # A row of plain values with every column of the key.
+    if not isinstance(row, Mapping):
+        raise FpmDataError(f"{path}: row {number} must hold columns by name, found {shown(row)}")
+    completed = dict(zip(EXECUTION_COLUMNS, LEGACY_EXECUTION, strict=True)) | dict(row)
+    if missing := [name for name in required_columns(WRITTEN_VERSION) if name not in completed]:
+        raise FpmDataError(f"{path}: row {number} lacks {', '.join(missing)}")
+    for name, value in completed.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(name, str) or not isinstance(plain, str | int | float | None):
+            raise FpmDataError(
+                f"{path}: row {number}: {name} must be a text, a number or a truth value, found {shown(value)}"
+            )
+        completed[name] = plain
+    return completed
+
+
+def _check_facts(path: str, facts: Mapping[str, Any] | None) -> None:
+    try:
+        json.dumps(dict(facts or {}), allow_nan=False)
+    except (TypeError, ValueError) as fault:
+        raise FpmDataError(f"{path}: facts must be an object of JSON: {fault}") from fault
+
+
 def merge_pairs(target: str, sources: Sequence[str]) -> Published:
     """Publish the rows of several pairs, in order, into one pair.
 
     Raises
     ------
-    FpmDataError: a source is faulty, was measured on something else, or with another attention backend than the others.
+    FpmDataError: a source is faulty, was measured on something else, or with another attention backend than the others
+        or the target.
+
+    >>> import tempfile
+    >>> import fpmsdk.sample
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     merge_pairs(f"{folder}/t.parquet", [fpmsdk.sample.forward_pair()]).num_rows
+    217
     """
     rows: list[Row] = []
     for source in sources:
         read_pair(source, *read_origin(source))  # every check of the format
         rows += _table_rows(source)
+    _check_one_attention_backend(rows)
+    return _publish(target, rows, one_attention_backend=True)
+
+
+def _check_one_attention_backend(rows: Sequence[Row]) -> None:
     backends = sorted({str(row["attention_backend"]) for row in rows})
     if len(backends) > 1:
         raise FpmDataError(
             f"attention_backend: a merge cannot mix {' and '.join(map(repr, backends))}; their timings are of "
             "different kernels, keep them in pairs of their own"
         )
-    return publish_rows(target, rows)
 
 
 def read_origin(path: str) -> tuple[str, str, str]:
-    """System, backend and version that the sidecar of a pair states."""
+    """System, backend and version that the sidecar of a pair states.
+
+    Raises: `FpmNotCollectedError` without a table, `FpmDataError` when the sidecar is missing or no JSON object.
+
+    >>> import fpmsdk.sample
+    >>> read_origin(fpmsdk.sample.forward_pair())
+    ('cpu-2-cores', 'vllm', '0.31.0')
+    """
+    if not os.path.exists(path):
+        raise FpmNotCollectedError(f"perf database error: File does not exist at {path}; name the table of a pair")
     sidecar = _json(sidecar_path(path))
     return str(sidecar.get("system")), str(sidecar.get("backend")), str(sidecar.get("backend_version"))
 
@@ -118,7 +194,7 @@ def _one_origin(path: str, rows: Sequence[Row]) -> dict[str, str]:
 def _published_rows(path: str, measured_on: Mapping[str, str]) -> list[dict[str, Any]]:
     if not os.path.exists(path):
         return []
-    read_pair(path, *measured_on.values())  # a damaged pair is not built upon
+    read_pair(path, *measured_on.values(), is_locked=True)  # a damaged pair is not built upon
     return [dict(zip(EXECUTION_COLUMNS, LEGACY_EXECUTION, strict=True)) | row for row in _table_rows(path)]
 
 
@@ -175,11 +251,11 @@ def _replace(path: str, rows: list[dict[str, Any]], measured_on: dict[str, str],
     import pyarrow.parquet as pq
 
     folder = os.path.dirname(os.path.abspath(path))
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".publish-") as staging:
-        staged = os.path.join(staging, "table.parquet")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_staging_prefix(path)) as staging:
+        staged = os.path.join(staging, _STAGED)
         try:
             pq.write_table(pa.Table.from_pylist(rows, _schema(rows)), staged, compression="zstd")
-        except (pa.ArrowException, TypeError, ValueError) as fault:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as fault:
             raise FpmDataError(f"{path}: rows do not fit the format: {fault}") from fault
         sidecar = {
             "schema_name": SCHEMA_NAME,
@@ -196,12 +272,40 @@ def _replace(path: str, rows: list[dict[str, Any]], measured_on: dict[str, str],
         }
         staged_sidecar = sidecar_path(staged)
         Path(staged_sidecar).write_text(json.dumps(sidecar, indent=1, sort_keys=True) + "\n")
-        read_pair(staged, *measured_on.values())  # what is published can be read
+        try:
+            read_pair(staged, *measured_on.values())  # what is published can be read
+        except FpmDataError as fault:
+            raise FpmDataError(
+                str(fault).replace(staged.removesuffix(".parquet"), path.removesuffix(".parquet"))
+            ) from None
         for file in (staged, staged_sidecar):
             _sync(file)
         os.replace(staged, path)
         os.replace(staged_sidecar, sidecar_path(path))
         _sync(folder)
+
+
+def _staging_prefix(path: str) -> str:
+    return f".{os.path.basename(path)}.publish-"
+
+
+def _end_interrupted(path: str) -> None:
+    # A publisher that died with the table replaced and the sidecar not: its staged sidecar is the commit record.
+    folder = os.path.dirname(os.path.abspath(path))
+    for name in os.listdir(folder):
+        if not name.startswith(_staging_prefix(path)):
+            continue
+        staging = os.path.join(folder, name)
+        staged_sidecar = sidecar_path(os.path.join(staging, _STAGED))
+        replaced = not os.path.exists(os.path.join(staging, _STAGED))
+        if replaced and os.path.exists(staged_sidecar) and _digest_of(path) == _json(staged_sidecar)["parquet_sha256"]:
+            os.replace(staged_sidecar, sidecar_path(path))
+            _sync(folder)
+        shutil.rmtree(staging)
+
+
+def _digest_of(path: str) -> str | None:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if os.path.exists(path) else None
 
 
 def _policy(rows: list[dict[str, Any]]) -> str:
@@ -231,19 +335,10 @@ def _sync(path: str) -> None:
         os.close(handle)
 
 
-@contextmanager
-def _locked(path: str) -> Iterator[None]:
-    import fcntl
-
-    with open(path, "a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _json(path: str) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise FpmDataError(f"perf database error: {path}: the sidecar cannot be read: {fault}") from fault
     if not isinstance(document, dict):
         raise FpmDataError(f"perf database error: {path}: the sidecar must be a JSON object")

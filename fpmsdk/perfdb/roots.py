@@ -235,4 +235,5 @@ def open_root(path: str | os.PathLike[str]) -> SystemsRoot:
     >>> open_root("/nowhere").systems(), open_root("/nowhere") is open_root("/nowhere/.")
     ((), True)
     """
-    return _roots.setdefault(os.path.abspath(path), SystemsRoot(path))
+    place = os.path.abspath(path)
+    return _roots.get(place) or _roots.setdefault(place, SystemsRoot(path))

@@ -93,7 +93,15 @@ def log_distance(one: Coordinates, other: Coordinates) -> float:
 
 
 def leave_one_out(cell: ForwardCell, knees: Knees | None = None) -> LeaveOneOut:
-    """Ask every genuine point of a cell of the others, never across one of the `knees` of its table."""
+    """Ask every genuine point of a cell of the others, never across one of the `knees` of its table.
+
+    >>> import fpmsdk.sample
+    >>> from fpmsdk.perfdb.forward_cells import open_forward_table
+    >>> table = open_forward_table(fpmsdk.sample.forward_pair(), "cpu-2-cores", "vllm", "0.31.0")
+    >>> report = leave_one_out(table.cells[0], table.knees)
+    >>> report.summary()["decode"]["points"], round(report.expected_error("decode", (2, None, 300)), 2)
+    (55, 0.07)
+    """
     prefill, decode = cell.prefill.only_genuine(), cell.decode.only_genuine()
     return LeaveOneOut([*_prefill(prefill, knees), *_decode(decode, knees)])
 

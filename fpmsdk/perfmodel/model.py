@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from fpmsdk._ext.pricing import FpmTiming
     from fpmsdk.config import ForwardPassPerfModelConfig
+    from fpmsdk.launch import EngineLaunchConfig
 
 Metrics = Any  # a rank (dict, object with its fields, encoded frame) or a list of the ranks of one iteration
 
@@ -60,9 +62,12 @@ class ForwardPassPerfModel:
         self._selection = selection
         self._kind = selection.kind
         self._estimator = selection.kind.estimator
-        self._report = PlainTemplate(_diagnostics_template(selection))
         self._tuning = threading.Lock()
         _models.add(self)
+
+    @cached_property
+    def _report(self) -> PlainTemplate:
+        return PlainTemplate(_diagnostics_template(self._selection))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in ("_estimator", "_kind"):
@@ -279,6 +284,28 @@ class ForwardPassPerfModel:
         from fpmsdk._ext.pricing import FpmTiming
 
         return FpmTiming(self._estimator.serving)
+
+    def sized_launch(self, launch: "EngineLaunchConfig") -> "EngineLaunchConfig":
+        """A launch with the KV cache that this model's profile leaves room for; unchanged without a profile.
+
+        Replays ask for it. Parameters: `launch`, whose scheduler limits and memory fraction decide.
+        Raises: ConfigError when the memory is pending or does not support the launch, LaunchConfigError for explicit
+        blocks or groups that contradict it, InfeasibleMemoryError when nothing is left for the cache.
+        Source: fpm-interpolation.md section 7.
+
+        >>> from fpmsdk import EngineLaunchConfig
+        >>> model = ForwardPassPerfModel.best_available(
+        ...     {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode",
+        ...      "estimation_mode": "fpm_regression"})
+        >>> launch = EngineLaunchConfig.from_mapping({"engine": {"num_gpu_blocks": 64}})
+        >>> model.sized_launch(launch) is launch
+        True
+        """
+        if self._selection.config["fpm_profile"] is None:
+            return launch
+        from fpmsdk.launch.capacity import sized_launch
+
+        return sized_launch(launch, self._selection.config)
 
     def estimate_forward_pass_detailed(self, metrics: Metrics) -> dict[str, Any]:
         """The estimate with its parts: `latency_ms`, `native_latency_ms`, `correction_factor`, `max_rank`, `ranks`.

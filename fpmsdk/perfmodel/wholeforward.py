@@ -15,7 +15,6 @@ from fpmsdk._ext.wholeforward import RESOLUTIONS, DirectEngine, SolAssistedEngin
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
 from fpmsdk.config.profile_identity import checkpoint_identity, select_deployment
 from fpmsdk.errors import ConfigError, FpmNotCollectedError, FpmUncoveredError, PerfDataWarning, UnsupportedModelError
-from fpmsdk.launch.cache_budget import require_fit
 from fpmsdk.opgraph import Deployment, EngineSpec, build_graph, read_model_config
 from fpmsdk.opgraph.model_config import read_raw_config
 from fpmsdk.perfdb import SystemSpec, SystemsRoot, open_root
@@ -26,7 +25,12 @@ from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_dista
 from fpmsdk.perfmodel.native import NativeKind, resolve_version
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
 from fpmsdk.perfmodel.wholeforward_steps import decode_totals, mixed_step
-from fpmsdk.perfmodel.wholeforward_tables import AssistedCurves, assisted_curves_of, strict_curves_of
+from fpmsdk.perfmodel.wholeforward_tables import (
+    AssistedCurves,
+    assisted_curves_of,
+    genuine_points_of,
+    strict_curves_of,
+)
 
 # Tokens between two priced steps of a static decode.
 _STRIDE = 32
@@ -47,8 +51,7 @@ class WholeForwardKind(NativeKind):
         super().__init__("fpm_interpolation", engine, config)
         self.table, self.cell = table, cell
         self._engine = engine
-        genuine = cell.decode.only_genuine()
-        self._kv_ceiling = int(genuine.kv.max()) if len(genuine) else None
+        self._kv_ceiling = genuine_points_of(table, cell).decode_kv_ceiling
 
     def rank_evidence(self, evidence: list[Any]) -> list[dict[str, Any]]:
         """Lookups behind each rank; only direct lookups are told."""
@@ -79,7 +82,7 @@ class WholeForwardKind(NativeKind):
                     "coordinates": query["query"],
                     "latency_ms": query["latency_ms"],
                     "resolution": query["resolution"],
-                    "in_domain": query["resolution"] != TRANSFERRED,
+                    "in_domain": query["resolution"] != TRANSFERRED and _is_between_batches(at[0], query["support"]),
                     "distance": min((anchor["distance"] for anchor in anchors), default=None),
                     "expected_error": error,
                     "anchors": anchors,
@@ -108,10 +111,11 @@ class WholeForwardKind(NativeKind):
         if prefill:
             return self.prefill_latency(batch_size, input_tokens, 0)
         total = 0.0
-        for step in range(0, output_tokens - 1, _STRIDE):
+        steps = _whole("output_tokens", output_tokens, 0) - 1
+        for step in range(0, steps, _STRIDE):
             length = _whole("input_tokens", input_tokens, 1) + step + 1
             latency = self.decode_latency_total(batch_size, batch_size * length)
-            total += latency * min(_STRIDE, output_tokens - 1 - step)
+            total += latency * min(_STRIDE, steps - step)
         return total
 
     def prefill_latency(self, batch_size: int, isl: int, prefix: int) -> float:
@@ -191,6 +195,12 @@ def _rank_record(rank: int, totals: tuple[int, ...], parts: tuple[Any, Any, Any]
     }
 
 
+def _is_between_batches(batch: float, support: Sequence[Mapping[str, Any]]) -> bool:
+    # A batch beyond those of the anchors was taken for one of them, or answered by the row on one side of it.
+    batches = [point["coordinates"]["batch_size"] for point in support]
+    return bool(min(batches) <= batch <= max(batches))
+
+
 def _coordinates(named: Mapping[str, Any]) -> Coordinates:
     return named["batch_size"], named["total_prefill_tokens"], named["total_kv_read_tokens"]
 
@@ -229,7 +239,7 @@ def build_whole_forward(config: dict[str, Any], root_path: str) -> tuple[WholeFo
     graph = None if options["method"] == "direct" else _graph(config, root, hardware, version)
     table = open_forward_table(path, system, backend, version)
     cell = table.select(config["model"], _identity(config, profile, graph))
-    _require_phases(cell, config["worker_type"], path, direct=graph is None)
+    _require_phases(table, cell, config["worker_type"], direct=graph is None)
     if graph is not None and cell.kept_fake_rows:
         warnings.warn(
             f"{path}: {cell.kept_fake_rows} decode points of {cell.model_path!r} were measured without KV of their own "
@@ -254,6 +264,8 @@ def _require_fit(profile: FpmModelProfile, config: Mapping[str, Any], hardware: 
     # A deployment that no GPU of the system holds was not measured on it.
     deployment = select_deployment(profile, config)
     if hardware.mem_capacity_bytes is not None and deployment.resources.memory_source != "pending":
+        from fpmsdk.launch.cache_budget import require_fit  # loads how engines are launched
+
         require_fit(profile, deployment, hardware.mem_capacity_bytes)
 
 
@@ -321,14 +333,15 @@ def _identity(config: dict[str, Any], profile: FpmModelProfile | None, graph: En
     return identity
 
 
-def _require_phases(cell: ForwardCell, worker_type: str, path: str, *, direct: bool) -> None:
+def _require_phases(table: ForwardTable, cell: ForwardCell, worker_type: str, *, direct: bool) -> None:
+    genuine = genuine_points_of(table, cell)
+    strict = {"prefill": genuine.num_prefill, "decode": genuine.num_decode}
     for phase in _PHASES_OF[worker_type]:
-        points = getattr(cell, phase)
-        if not len(points.only_genuine() if direct else points):
+        if not (strict[phase] if direct else len(getattr(cell, phase))):
             kind = f"direct FPM {phase}" if direct else f"FPM {phase}"
             raise FpmNotCollectedError(
                 f"perf database error: {kind} interpolation has no genuine measurements for {cell.model_path!r} in "
-                f"{path}; collect {phase} points of this deployment"
+                f"{table.path}; collect {phase} points of this deployment"
             )
 
 
@@ -391,7 +404,7 @@ class DirectMisses:
         status: str,
         further: Sequence[MissedPoint] = (),
     ) -> FpmUncoveredError:
-        """The exception for one lookup; `further` ones of the same rank have no answer either."""
+        """The exception for one lookup; `further` ones of the same iteration have no answer either."""
         if status == "not_positive":
             reason = "the interpolated latency is not finite and positive"
         elif phase == "prefill":
@@ -431,7 +444,7 @@ class SolMisses:
         status: str,
         further: Sequence[MissedPoint] = (),
     ) -> FpmUncoveredError:
-        """The exception for one lookup; `further` ones of the same rank have no answer either."""
+        """The exception for one lookup; `further` ones of the same iteration have no answer either."""
         reasons = {
             "no_near_site": "no site within max_site_distance",
             "no_usable_site": "no usable neighbour site",

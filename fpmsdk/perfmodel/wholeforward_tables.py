@@ -22,6 +22,14 @@ from fpmsdk.perfdb.forward_curves import (
 )
 
 
+class GenuinePoints(NamedTuple):
+    """Points of a cell that were measured with KV of their own, and the largest KV total of a decode one."""
+
+    num_prefill: int
+    num_decode: int
+    decode_kv_ceiling: int | None
+
+
 class StrictCurves(NamedTuple):
     """What strict lookups read: the genuine points of a cell."""
 
@@ -80,6 +88,17 @@ def _declared(knees: Mapping[str, tuple[int, ...]] | None) -> tuple[DeclaredKnee
 
 
 _lock = threading.Lock()
+
+
+def genuine_points_of(table: ForwardTable, cell: ForwardCell) -> GenuinePoints:
+    """What strict lookups may read of a cell: counted once."""
+    key = ("genuine", id(cell))
+    found: GenuinePoints | None = table.compiled.get(key)
+    if found is None:
+        prefill, decode = cell.prefill.only_genuine(), cell.decode.only_genuine()
+        ceiling = int(decode.kv.max()) if len(decode) else None
+        found = table.compiled.setdefault(key, GenuinePoints(len(prefill), len(decode), ceiling))
+    return found
 
 
 def strict_curves_of(table: ForwardTable, cell: ForwardCell) -> StrictCurves:

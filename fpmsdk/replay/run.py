@@ -93,7 +93,8 @@ def replay_trace(
     Parameters
     ----------
     trace: the requests.
-    launch: the engine, canonical or flat mapping or an `EngineLaunchConfig`; None is the default engine.
+    launch: the engine, canonical or flat mapping or an `EngineLaunchConfig`; None is the default engine. A cache that
+        it does not size follows from the profile of the timing model, where that has one.
     timing: what prices a pass: a `TimingModel`, an object whose method `timing_model()` returns one (a
         forward-pass model does: a frozen view of what it has learned), a mapping as the launch's
         `timing_model` (type fixed or polynomial), or an object with `predict_prefill_ms` and

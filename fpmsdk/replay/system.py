@@ -106,7 +106,7 @@ def planned_system(
     check_choice("placement", placement, ("round_robin", "kv_aware"))
     check_integer("num_prefill_workers", num_prefill_workers, 1)
     check_number("handoff_latency_ms", handoff_latency_ms, 0.0)
-    launch = _launch_config(launch)
+    launch = _sized(_launch_config(launch), timing)
     bounds = sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla)
     vllm_settings = {
         "scheduling_policy": scheduling_policy,
@@ -137,7 +137,11 @@ def planned_system(
     first_placement = placement
     if prefill_launch is not None:
         prefill = plan(
-            _launch_config(prefill_launch), num_prefill_workers, prefill_timing, placement, "num_prefill_workers"
+            _sized(_launch_config(prefill_launch), prefill_timing),
+            num_prefill_workers,
+            prefill_timing,
+            placement,
+            "num_prefill_workers",
         )
         placement = "round_robin"
     _check_topology(launch, prefill, prefill_timing, num_prefill_workers, handoff_latency_ms)
@@ -217,6 +221,13 @@ def _launch_config(launch: EngineLaunchConfig | Mapping[str, Any] | None) -> Eng
     if isinstance(launch, EngineLaunchConfig):
         return launch
     return EngineLaunchConfig.from_mapping({"engine": {}} if launch is None else launch)
+
+
+def _sized(launch: EngineLaunchConfig, timing: Any) -> EngineLaunchConfig:
+    # A model with a profile of its deployment knows how large the cache is.
+    resize = getattr(timing, "sized_launch", None)
+    sized: EngineLaunchConfig = resize(launch) if callable(resize) else launch
+    return sized
 
 
 def _check_topology(

@@ -1,4 +1,10 @@
+import contextlib
+import hashlib
+import json
+from random import Random
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fpmsdk.errors import FpmDataError, FpmNotCollectedError
@@ -38,6 +44,37 @@ def test_rows_keep_their_order_and_values(tmp_path):
     assert rows.latency_ms.tolist() == [2.5, 3.0, 3.0, 3.5]
     assert rows.texts["tp"].of(0) == "1"
     assert rows.texts["enable_eplb"].of(0) == "False"
+
+
+@pytest.mark.parametrize("encoding", ["dictionary", "plain", "categories"])
+def test_row_groups_and_encodings_do_not_matter(tmp_path, encoding):
+    # Each row group has a dictionary of its own, and empty values stand in any of them.
+    rows = [
+        row | {"moe_quant_mode": mode, "tp": tp, "enable_eplb": flag, "kv_seed_regime": regime}
+        for row, mode, tp, flag, regime in zip(
+            ROWS,
+            (None, "fp8", "bfloat16", None),
+            (4, None, 2, None),
+            (True, False, False, True),
+            (None, "n/a", "real_kv", "fake_fallback"),
+            strict=True,
+        )
+    ]
+    table = pa.Table.from_pylist(rows)
+    if encoding == "categories":
+        at = table.schema.get_field_index("moe_quant_mode")
+        table = table.set_column(at, "moe_quant_mode", table.column("moe_quant_mode").dictionary_encode())
+    path = write_pair(tmp_path, table)
+    pq.write_table(table, path, row_group_size=1, use_dictionary=encoding != "plain")
+    sidecar = path.with_suffix(".metadata.json")
+    document = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps(document | {"parquet_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
+    found = read(path)
+    assert [found.texts["moe_quant_mode"].of(i) for i in range(4)] == ["", "fp8", "bfloat16", ""]
+    assert [found.texts["tp"].of(i) for i in range(4)] == ["4", "", "2", ""]
+    assert [found.texts["enable_eplb"].of(i) for i in range(4)] == ["True", "False", "False", "True"]
+    assert [found.texts["kv_seed_regime"].of(i) for i in range(4)] == ["", "n/a", "real_kv", "fake_fallback"]
+    assert found.latency_ms.tolist() == [2.5, 3.0, 3.0, 3.5]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +118,7 @@ def test_a_digest_mismatch_names_both_digests(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\ufeff{}"])
+@pytest.mark.parametrize("text", ["{", "[]", "\ufeff{}", '{"a":' * 100_000])
 def test_a_sidecar_that_is_no_json_object_is_an_error(tmp_path, text):
     with pytest.raises(FpmDataError, match="sidecar"):
         read(write_pair(tmp_path, ROWS, sidecar=text))
@@ -151,8 +188,6 @@ def test_the_row_count_is_compared_before_any_row_is_looked_at(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"version https://git-lfs.github.com/spec/v1\n"])
 def test_a_table_that_is_no_parquet_file_is_an_error(tmp_path, content):
-    import hashlib
-
     path = write_pair(tmp_path, ROWS)
     path.write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
@@ -206,3 +241,32 @@ def test_a_dcp_column_without_a_type_is_an_error(tmp_path):
     table = pa.Table.from_pylist(ROWS).append_column("dcp", pa.nulls(4))
     with pytest.raises(FpmDataError, match="dcp must hold integers"):
         read(write_pair(tmp_path, table))
+
+
+def resealed(path, content):
+    """Put other bytes in place of a table, with a sidecar that vouches for them."""
+    sidecar = path.with_suffix(".metadata.json")
+    document = json.loads(sidecar.read_text()) | {"parquet_sha256": hashlib.sha256(content).hexdigest()}
+    path.write_bytes(content)
+    sidecar.write_text(json.dumps(document))
+
+
+def test_a_table_that_was_published_truncated_is_an_error_at_any_length(tmp_path):
+    path = write_pair(tmp_path, ROWS)
+    content = path.read_bytes()
+    for length in range(0, len(content), max(1, len(content) // 64)):
+        resealed(path, content[:length])
+        with pytest.raises(FpmDataError, match="not a complete Parquet file"):
+            read(path)
+
+
+def test_damaged_bytes_are_an_error_or_other_values_never_another_exception(tmp_path):
+    path = write_pair(tmp_path, ROWS)
+    content, random = path.read_bytes(), Random(5)
+    for _ in range(200):
+        damaged = bytearray(content)
+        for _ in range(random.choice((1, 1, 2, 5))):
+            damaged[random.randrange(len(damaged))] = random.randrange(256)
+        resealed(path, bytes(damaged))
+        with contextlib.suppress(FpmDataError):
+            read(path)

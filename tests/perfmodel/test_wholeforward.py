@@ -70,6 +70,24 @@ def test_one_sided_support_is_no_support(kv):
     assert direct(decodes=rows_of(PADDED)).decode_query(12, kv)[0] == "no_support"
 
 
+@pytest.mark.parametrize(
+    ("batches", "rows"),
+    [
+        ((6, 14, 16, 18), (6, 14)),
+        ((6, 14, 16, 18, 20), None),  # 6 is a doubling away, farther than the four above
+        ((8, 14, 16, 18, 20), (8, 14)),  # 8 is nearer than 20
+        ((3, 5, 7, 14, 16), (7, 14)),
+        ((2, 14), None),  # 2 is farther than two doublings
+        ((3, 14), (3, 14)),  # 3 is not
+    ],
+)
+def test_of_the_rows_of_one_graph_the_four_nearest_within_two_doublings_count(batches, rows):
+    engine = direct(decodes=rows_of({batch: {32: 1.0, 64: 2.0} for batch in batches}))
+    status, _, _, support = engine.decode_query(12, 32)
+    assert status == ("ok" if rows else "no_support")
+    assert tuple(batch for (batch, *_), *_ in support) == (rows or ())
+
+
 EVIDENCE_PREFILL = [(1, 1, 0, 2), (1, 4, 0, 10), (1, 12, 0, 18), (1, 4, 8, 30), (1, 12, 8, 46)]
 EVIDENCE_DECODE = {1: {0: 3, 1: 4, 64: 67}, 2: {4: 10, 20: 26}, 4: {8: 20, 24: 52}, 6: {12: 30, 24: 10}}
 
@@ -292,6 +310,12 @@ def test_a_static_decode_is_priced_every_32_tokens(place):
         lambda model: model.predict_decode_latency_total(1, -2),
         lambda model: model.predict_decode_latency_total(1, 2**32),
         lambda model: model.predict_decode_latency_total(True, 2),
+        *(
+            lambda model, steps=steps: model.static_phase_latency(
+                batch_size=1, input_tokens=10, output_tokens=steps, prefill=False
+            )
+            for steps in (1.5, -1, True, "2", None, math.nan)
+        ),
     ],
 )
 def test_fractional_negative_and_contradictory_coordinates_are_errors(place, ask):
@@ -344,6 +368,22 @@ def test_a_refused_rank_names_the_points_of_all_its_lookups_and_those_suffice(pl
         prefill(*at, 50.0) if phase == "prefill" else decode(at[0], at[2], 9.0) for phase, at in caught.value.points
     ]
     assert model_of(place, [*ROWS, *measured]).estimate_forward_pass_time_ms(asked) == 50.0
+
+
+def test_the_points_of_all_ranks_are_named_once(place):
+    # Rank 1 answers; a point that two ranks lack is one to measure.
+    asked = [rank(1, 500), rank(1, 150), rank(0, 0, 0, 3, 5000), rank(1, 500, 0, 3, 6000)]
+    for ask in ("estimate_forward_pass_time_ms", "estimate_forward_pass_detailed", "explain"):
+        with pytest.raises(FpmUncoveredError) as caught:
+            getattr(model_of(place), ask)(asked)
+        assert caught.value.points == (
+            ("prefill", (1, 500, 0)),
+            ("decode", (3, None, 5000)),
+            ("decode", (3, None, 6000)),
+        )
+        assert "total_kv_read_tokens=6000" in str(caught.value)
+    measured = [prefill(1, 500, 0, 50.0), decode(3, 5000, 60.0), decode(3, 6000, 70.0)]
+    assert model_of(place, [*ROWS, *measured]).estimate_forward_pass_time_ms(asked) == 50.0 + 70.0 - 60.0
 
 
 class TestExplain:

@@ -125,11 +125,23 @@ def test_a_direct_query_beyond_its_neighbour_is_refused_and_one_point_answers_it
 
 def test_a_curve_that_ends_is_held_at_the_utilisation_of_its_end_point():
     engine = assisted(points(*RAGGED), SOME_DECODE)
-    status, latency_ms, resolution, _ = engine.prefill_query(1, 512, 256)
+    status, latency_ms, resolution, support = engine.prefill_query(1, 512, 256)
     # Both parts of the roofline: weights with activations, and 1 us a token.
     sol = {tokens: (2 * (64 * 64 + 128 * tokens) + 1e3 * tokens) / 1e9 * 1e3 for tokens in (256, 512)}
     assert (status, resolution) == ("ok", "sol_transfer")
     assert latency_ms == pytest.approx((4.0 + 2.56) * sol[512] / sol[256])
+    assert support == [((1.0, 256.0, 256.0), 4.0 + 256 / 100, 1.0)]  # the point that stands for it
+
+
+def test_an_answer_that_is_held_names_the_points_whose_utilisation_it_holds():
+    # Nobody covers 2048 tokens: the last points of the nearest curves do, the median of three of each.
+    engine = assisted(points(*RAGGED, (2, 64, 0, 9.0), (2, 4096, 0, 90.0)), SOME_DECODE, continuous=False)
+    rows = [row for row in RAGGED if row[0] == 1]
+    _, _, resolution, support = engine.prefill_query(1, 2048, 0)
+    assert resolution == "sol_transfer"
+    assert sum(weight for _, _, weight in support) == pytest.approx(1.0)
+    measured = {(float(b), float(t), float(k)): ms for b, t, k, ms in [*rows, (2, 64, 0, 9.0), (2, 4096, 0, 90.0)]}
+    assert all(measured[at] == ms for at, ms, _ in support)
 
 
 # --- knees ---

@@ -12,7 +12,7 @@ from fpmsdk.errors import ConfigError, FpmNoCellError, FpmUncoveredError, PerfDa
 from tests.perfdb.pairs import VERSION, decode, prefill, write_pair
 from tests.perfdb.synthetic import Systems
 from tests.perfmodel import tiny
-from tests.perfmodel.deployments import DEPLOYMENT, checkpoint, direct_config, profile
+from tests.perfmodel.deployments import DEPLOYMENT, checkpoint, direct_config, profile, rank
 
 ROWS = [
     *(prefill(batch, tokens, 0, batch + tokens / 100) for batch in (1, 4) for tokens in (100, 200, 400)),
@@ -188,3 +188,47 @@ class TestCellsBoundToACheckpoint:
         self.profile(tmp_path / "model", **FACTS | {"comment": "another"})
         with pytest.raises(FpmNoCellError):
             ForwardPassPerfModel.best_available(config)
+
+
+class TestExplain:
+    """What an answer says of its own reach."""
+
+    FLAT = (
+        *(prefill(b, t, 0, (1 + 0.01 * i) * (2 + t / 100)) for i, b in enumerate((1, 2, 4)) for t in (128, 256, 512)),
+        prefill(1, 128, 256, 4.0),
+        # Batches 8 and 9 are neighbours: a captured graph ends at 8.
+        *(decode(8, kv, 4 + kv / 1000) for kv in (64, 512)),
+        *(decode(9, kv, 5 + kv / 1000) for kv in (64, 512, 2048)),
+        *(decode(16, kv, 6 + kv / 1000) for kv in (64, 512)),
+    )
+
+    @pytest.mark.parametrize(
+        ("asked", "resolution", "in_domain", "anchors"),
+        [
+            (rank(2, 256), "exact_lookup", True, {(2, 256, 0)}),
+            (rank(2, 200), "within_curve_interpolation", True, {(2, 128, 0), (2, 256, 0)}),
+            # Latency hardly depends on the batch: that of the largest one stands for batch 16.
+            (rank(16, 256), "exact_lookup", False, {(4, 256, 0)}),
+            (rank(3, 256), "sol_transfer", False, {(1, 256, 0), (2, 256, 0), (4, 256, 0)}),
+            (rank(0, 0, 0, 12, 512), "cross_batch_interpolation", True, {(9, None, 512), (16, None, 512)}),
+            # Only the row below holds so much KV.
+            (rank(0, 0, 0, 12, 2048), "cross_batch_interpolation", False, {(9, None, 2048)}),
+            # After 256 cached tokens one point was measured, which does not reach 512 new ones.
+            (rank(1, 512, 256), "sol_transfer", False, {(1, 512, 0), (2, 512, 0), (4, 512, 0)}),
+        ],
+    )
+    def test_the_anchors_tell_whether_measurements_surround_the_query(
+        self, build, asked, resolution, in_domain, anchors
+    ):
+        explained = build(self.FLAT).explain(asked)
+        (lookup,) = explained["ranks"][0]["lookups"]
+        assert (lookup["resolution"], lookup["in_domain"], explained["in_domain"]) == (resolution, in_domain, in_domain)
+        found = {tuple(anchor["coordinates"].values()) for anchor in lookup["anchors"]}
+        assert found == anchors
+        assert sum(anchor["weight"] for anchor in lookup["anchors"]) == pytest.approx(1.0)
+
+    def test_a_row_that_is_held_beyond_its_end_carries_the_answer(self, build):
+        model = build(self.FLAT, interpolation={"ragged_edges": "continuous"})
+        (lookup,) = model.explain(rank(0, 0, 0, 12, 1024))["ranks"][0]["lookups"]
+        assert (lookup["resolution"], lookup["in_domain"]) == ("sol_transfer", False)
+        assert (16, None, 512) in {tuple(anchor["coordinates"].values()) for anchor in lookup["anchors"]}

@@ -8,7 +8,7 @@ from fpmsdk.errors import FpmUncoveredError
 from fpmsdk.replay.coverage import replay_coverage, write_coverage
 from tests.perfdb.pairs import decode, prefill
 from tests.perfdb.synthetic import Systems
-from tests.perfmodel.deployments import checkpoint
+from tests.perfmodel.deployments import IN_MEMORY, checkpoint, profile
 from tests.perfmodel.test_wholeforward import model_of
 
 ROWS = [
@@ -25,8 +25,12 @@ def place(tmp_path):
     return tmp_path
 
 
-def collecting(place):
-    return model_of(place, ROWS, interpolation={"collect_coverage": True})
+def priced(place, **changes):
+    return model_of(place, ROWS, fpm_profile=profile(place / "model", IN_MEMORY), **changes)
+
+
+def collecting(place, **changes):
+    return priced(place, interpolation={"collect_coverage": True}, **changes)
 
 
 def test_a_covered_replay_tells_how_its_passes_were_priced(place):
@@ -40,8 +44,8 @@ def test_a_covered_replay_tells_how_its_passes_were_priced(place):
 
 
 def test_prefill_and_decode_workers_with_timings_of_their_own_are_roles_of_their_own(place):
-    decoder = model_of(place, ROWS, worker_type="decode", interpolation={"collect_coverage": True})
-    prefiller = model_of(place, ROWS, worker_type="prefill", interpolation={"collect_coverage": True})
+    decoder = collecting(place, worker_type="decode")
+    prefiller = collecting(place, worker_type="prefill")
     report = replay_trace(
         Trace.from_arrays([0.0], [32], [4]),
         launch={"engine": LAUNCH["engine"] | {"worker_type": "decode"}},
@@ -58,7 +62,7 @@ def test_prefill_and_decode_workers_with_timings_of_their_own_are_roles_of_their
 
 
 def test_a_replay_without_collection_says_nothing(place):
-    report = replay_trace(Trace.from_arrays([0.0], [32], [4]), launch=LAUNCH, timing=model_of(place, ROWS))
+    report = replay_trace(Trace.from_arrays([0.0], [32], [4]), launch=LAUNCH, timing=priced(place))
     assert report.fpm_query_coverage is None
     assert "fpm_query_coverage" not in json.loads(report.to_json())
 

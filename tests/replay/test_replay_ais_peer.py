@@ -43,7 +43,7 @@ def trace_of(requests):
     )
 
 
-def replayed(spec, **config):
+def replayed(spec, *, without=(), **config):
     engine = spec["engine"]
     priced = engine["rank"]["timing_model"]["config"] | config
     priced.pop("gpu_memory_utilization", None)  # sizes the peer's cache, which the rank states
@@ -51,9 +51,10 @@ def replayed(spec, **config):
     return replay_trace(
         trace_of(spec["requests"]),
         launch={
-            "engine": {name: value for name, value in engine["rank"].items() if name != "timing_model"},
+            "engine": {name: value for name, value in engine["rank"].items() if name not in ("timing_model", *without)},
             "dp_size": engine["dp_size"],
             "tensor_parallel_size": engine["tensor_parallel_size"],
+            "num_gpu_blocks_is_explicit": engine["num_gpu_blocks_is_explicit"],
         },
         timing=model,
         num_workers=spec["topology"]["workers"]["initial_workers"],
@@ -73,9 +74,9 @@ def check(report, result):
 def replay_on_table(tmp_path, monkeypatch):
     """Serve a scenario that a whole-forward table prices, in a folder with that table and its checkpoint."""
     monkeypatch.chdir(tmp_path)
-    Systems(tmp_path / "systems").hardware()
+    Systems(tmp_path / "systems").hardware(gpu={"mem_capacity": 1_000_000})
 
-    def replay(spec):
+    def replay(spec, without=()):
         # The table stands in for any system and version; those of the test tables are others.
         spec = json.loads(json.dumps(spec).replace("h200_sxm", "x100").replace("9.9.9-vec", VERSION))
         config = spec["engine"]["rank"]["timing_model"]["config"]
@@ -89,6 +90,7 @@ def replay_on_table(tmp_path, monkeypatch):
         interpolation = config["estimator_config"]["fpm_interpolation"] | {"fpm_parquet_path": str(table)}
         return replayed(
             spec,
+            without=without,
             systems_paths=[str(tmp_path / "systems")],
             estimator_config={"fpm_interpolation": interpolation},
         )
@@ -103,6 +105,12 @@ def test_a_replay_priced_by_a_table_equals_the_peer(replay_on_table, name):
     check(report, expected)
     assert report.fpm_query_coverage["queries"] == expected["fpm_query_coverage"]["queries"]
     assert report.fpm_query_coverage["status"] == expected["fpm_query_coverage"]["status"]
+
+
+def test_the_profile_of_the_timing_gives_the_cache_that_a_launch_leaves_out(replay_on_table):
+    # The pool that three requests contend for: another size would preempt at other times.
+    scenario = VECTORS["fpm_grouped_contention"]
+    check(replay_on_table(scenario["spec"], ("kv_cache_capacity_bytes", "kv_cache_groups")), scenario["result"])
 
 
 def test_a_pass_that_the_table_does_not_support_ends_the_replay_with_the_peers_coverage(replay_on_table):
