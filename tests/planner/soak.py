@@ -2,10 +2,10 @@
 
     python tests/planner/soak.py [TICKS]
 
-needs an environment with ai-dynamo, fpmsdk and its alias; `make soak-planner` makes one. Every tick observes one message of
-a real engine and decides on load, every 36th on throughput as well. In the middle the model is saved, and a second state
-goes on from what was restored: from there on both must decide, estimate and learn alike, to the last bit. Exits 1 on a
-difference, an exception, a warning of the Planner, or memory that grows.
+needs an environment with ai-dynamo, fpmsdk and its alias; `make soak-planner` makes one. Every tick observes a message
+of a real engine and decides on load, every 36th on throughput as well. In the middle the model is saved, and a second
+state goes on from what was restored: from there on both must decide, estimate and learn alike, to the last bit. Exits 1
+on a difference, an exception, a warning of the Planner, or memory that grows.
 """
 
 import copy
