@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser test-planner soak-planner conformance record-conformance truth lint bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
+.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,6 +65,10 @@ record-conformance: $(VENV)/.ready $(VLLM)/.ready
 # Against a real engine: the recordings of the package, or those in a folder (TRUTH='--data FOLDER').
 truth: $(VENV)/.ready
 	$(BIN)/python benchmarks/truth/truth.py $(TRUTH) $(EVIDENCE)
+
+# Peak memory of replays of 100,000 and 1,000,000 requests.
+memory: $(VENV)/.ready
+	$(BIN)/python benchmarks/memory.py $(EVIDENCE)
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only

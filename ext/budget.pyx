@@ -6,8 +6,9 @@ cached. Not vLLM's pool, which is in `ext/hybrid.pyx`. Source: engine-and-replay
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
-from fpmsdk._ext.pages cimport KvCache, blocks_for
+from fpmsdk._ext.pages cimport KvCache, blocks_for, resized
 
 from fpmsdk.errors import KvForwardTooLargeError
 
@@ -88,6 +89,14 @@ cdef class ByteBudgetCache(KvCache):
         for group in range(self.num_groups):
             total += self._blocks(&self.groups[group], computed, tokens)
         return total
+
+    cdef grow(self, int64_t num_requests):
+        cdef int64_t old_count = self.num_requests
+        self.lease_bytes = <int64_t*>resized(self.lease_bytes, num_requests * sizeof(int64_t))
+        self.lease_blocks = <int64_t*>resized(self.lease_blocks, num_requests * sizeof(int64_t))
+        memset(&self.lease_bytes[old_count], 0, (num_requests - old_count) * sizeof(int64_t))
+        memset(&self.lease_blocks[old_count], 0, (num_requests - old_count) * sizeof(int64_t))
+        self._grow_request_tables(num_requests)
 
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil:
         return self.bytes_for(tokens - 1, tokens) <= self.capacity_bytes

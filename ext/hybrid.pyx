@@ -6,6 +6,7 @@ window go back to the pool. Not the byte budget of `ext/budget.pyx`. Source: vll
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from fpmsdk._ext.pages cimport BlockTable, KvCache, PrefixKeys, blocks_for, resized
 
@@ -70,6 +71,16 @@ cdef class HybridCache(KvCache):
         free(self.first_live)
         free(self.junction)
         free(self.group_hits)
+
+    cdef grow(self, int64_t num_requests):
+        cdef int64_t old_count = self.num_requests // self.num_groups
+        if self.keys is not None:
+            raise ValueError("expected a cache without prefix keys, which know the prompts of all requests")
+        self.first_live = <int64_t*>resized(self.first_live, num_requests * self.num_groups * sizeof(int64_t))
+        memset(&self.first_live[self.num_requests], 0, (num_requests - old_count) * self.num_groups * sizeof(int64_t))
+        self.junction = <int64_t*>resized(self.junction, num_requests * sizeof(int64_t))
+        memset(&self.junction[old_count], 0, (num_requests - old_count) * sizeof(int64_t))
+        self._grow_request_tables(num_requests * self.num_groups)
 
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil:
         self.hit_tokens = self.num_free_hits = 0

@@ -14,7 +14,8 @@ from fpmsdk.errors import TraceError
 
 cdef enum:
     NO_KEY = -1
-    NONE = -1  # no block, end of a list
+    NONE = -1    # no block, end of a list
+    VACANT = -2  # parent of a trie node that stands for nothing
 
 
 cdef inline uint64_t mix(uint64_t value) noexcept nogil:
@@ -24,18 +25,11 @@ cdef inline uint64_t mix(uint64_t value) noexcept nogil:
     return value ^ (value >> 31)
 
 
-cdef struct TrieNode:
-    int64_t parent
-    int64_t content
-
-
 cdef class PrefixTrie:
     """Interns chains of prompt pieces: equal chains from the root, and only those, get the same node."""
 
-    cdef TrieNode* nodes
-    cdef int64_t num_nodes
-    cdef int64_t* slots        # hash table of nodes, at most half full
-    cdef int64_t num_slots
+    def __cinit__(self):
+        self.vacant = NONE
 
     def __dealloc__(self):
         free(self.nodes)
@@ -47,10 +41,34 @@ cdef class PrefixTrie:
             self._grow()
         slot = self._slot(parent, content)
         if slot[0] == NONE:
-            slot[0] = self.num_nodes
-            self.nodes[self.num_nodes] = TrieNode(parent, content)
-            self.num_nodes += 1
+            if self.vacant == NONE:
+                slot[0] = self.num_nodes
+                self.num_nodes += 1
+            else:
+                slot[0] = self.vacant
+                self.vacant = self.nodes[self.vacant].content
+            self.nodes[slot[0]] = TrieNode(parent, content)
+            self.num_used += 1
         return slot[0]
+
+    cdef void mark(self, int8_t[::1] is_used, int64_t node) noexcept nogil:
+        """Note that a node is in use, and so all on the way to it."""
+        while node != NONE and not is_used[node]:
+            is_used[node] = True
+            node = self.nodes[node].parent
+
+    cdef void keep(self, const int8_t[::1] is_used) noexcept nogil:
+        """Forget all nodes but those marked; their numbers go to later ones."""
+        cdef int64_t node
+        self.vacant = NONE
+        self.num_used = 0
+        for node in range(self.num_nodes - 1, -1, -1):
+            if is_used[node]:
+                self.num_used += 1
+            else:
+                self.nodes[node] = TrieNode(VACANT, self.vacant)
+                self.vacant = node
+        self._index()
 
     cdef int64_t* _slot(self, int64_t parent, int64_t content) noexcept nogil:
         """Where the child is, or where it belongs."""
@@ -64,14 +82,52 @@ cdef class PrefixTrie:
             position += 1
 
     cdef int _grow(self) except -1 nogil:
-        cdef int64_t node
         self.num_slots = max(1024, 2 * self.num_slots)
         self.slots = <int64_t*>resized(self.slots, self.num_slots * sizeof(int64_t))
         self.nodes = <TrieNode*>resized(self.nodes, self.num_slots // 2 * sizeof(TrieNode))
+        self._index()
+        return 0
+
+    cdef void _index(self) noexcept nogil:
+        cdef int64_t node
         memset(self.slots, 0xFF, self.num_slots * sizeof(int64_t))
         for node in range(self.num_nodes):
-            self._slot(self.nodes[node].parent, self.nodes[node].content)[0] = node
+            if self.nodes[node].parent != VACANT:
+                self._slot(self.nodes[node].parent, self.nodes[node].content)[0] = node
+
+
+cdef int64_t pieces_of(int64_t trace_block_tokens, int64_t block_size) noexcept nogil:
+    """How many keys a trie node stands for."""
+    # Where no KV block crosses the edge of a trace block, the node of the trace block tells those within apart.
+    return trace_block_tokens // block_size if trace_block_tokens % block_size == 0 else 1
+
+
+cdef int intern_chain(
+    PrefixTrie trie,
+    const int64_t* hash_ids,
+    int64_t trace_block_tokens,
+    int64_t block_size,
+    int64_t num_keys,
+    int64_t* keys,
+) except -1 nogil:
+    """Find the keys of the first full KV blocks of a prompt."""
+    cdef int64_t block, piece, last_piece, node = NONE, pieces = pieces_of(trace_block_tokens, block_size)
+    if pieces > 1:
+        for block in range(num_keys):
+            if block % pieces == 0:
+                node = trie.child(node, hash_ids[block // pieces])
+            keys[block] = node * pieces + block % pieces
         return 0
+    for block in range(num_keys):
+        # The tokens of a trace block are alike, so a KV block is the list of trace blocks it overlaps: the cuts lie
+        # at the same places in every request.
+        piece = block * block_size // trace_block_tokens
+        last_piece = ((block + 1) * block_size - 1) // trace_block_tokens
+        while piece <= last_piece:
+            node = trie.child(node, hash_ids[piece])
+            piece += 1
+        keys[block] = node
+    return 0
 
 
 cdef class PrefixKeys:
@@ -95,7 +151,8 @@ cdef class PrefixKeys:
     (True, False)
     """
 
-    def __cinit__(
+    # Not __cinit__, which would get the arguments of the subclass.
+    def __init__(
         self,
         const int64_t[::1] prompt_tokens not None,
         const int64_t[::1] output_tokens not None,
@@ -105,8 +162,9 @@ cdef class PrefixKeys:
         int64_t block_size,
     ):
         cdef int64_t count = prompt_tokens.shape[0]
-        cdef int64_t request, block, piece, node, last_piece, pieces, num_keys = 0, num_own = 0
+        cdef int64_t request, num_keys = 0, num_own = 0
         cdef PrefixTrie trie = PrefixTrie()
+        cdef int64_t pieces
         if trace_block_tokens < 1 or block_size < 1:
             raise ValueError(f"expected positive block sizes, found {trace_block_tokens} and {block_size}")
         if output_tokens.shape[0] != count or hash_offsets.shape[0] != count + 1:
@@ -126,26 +184,18 @@ cdef class PrefixKeys:
                 num_keys += prompt_tokens[request] // block_size
             self.first_key[request + 1] = num_keys
         self.keys = np.zeros(num_keys, np.int64)
-        # Where no KV block crosses the edge of a trace block, the node of the trace block tells those within apart.
-        pieces = trace_block_tokens // block_size if trace_block_tokens % block_size == 0 else 1
+        pieces = pieces_of(trace_block_tokens, block_size)
         with nogil:
             for request in range(count):
-                node = NONE
-                if pieces > 1:
-                    for block in range(self.first_key[request + 1] - self.first_key[request]):
-                        if block % pieces == 0:
-                            node = trie.child(node, hash_ids[hash_offsets[request] + block // pieces])
-                        self.keys[self.first_key[request] + block] = node * pieces + block % pieces
-                    continue
-                for block in range(self.first_key[request + 1] - self.first_key[request]):
-                    # The tokens of a trace block are alike, so a KV block is the list of trace blocks it overlaps:
-                    # the cuts lie at the same places in every request.
-                    piece = block * block_size // trace_block_tokens
-                    last_piece = ((block + 1) * block_size - 1) // trace_block_tokens
-                    while piece <= last_piece:
-                        node = trie.child(node, hash_ids[hash_offsets[request] + piece])
-                        piece += 1
-                    self.keys[self.first_key[request] + block] = node
+                if self.first_key[request + 1] > self.first_key[request]:
+                    intern_chain(
+                        trie,
+                        &hash_ids[hash_offsets[request]],
+                        trace_block_tokens,
+                        block_size,
+                        self.first_key[request + 1] - self.first_key[request],
+                        &self.keys[self.first_key[request]],
+                    )
         self.num_shared_keys = trie.num_nodes * pieces
         self.first_own_key = np.zeros(count, np.int64)
         for request in range(count):
@@ -169,6 +219,10 @@ cdef class PrefixKeys:
 
     cdef int64_t count(self) noexcept nogil:
         return self.first_own_key.shape[0]
+
+    cdef int64_t key_space(self) noexcept nogil:
+        """Keys that may belong to several requests lie below this."""
+        return self.num_shared_keys
 
     cdef int64_t num_shared(self, int64_t request) noexcept nogil:
         """Leading prompt blocks that some other request has as well; after `find_shared`."""
@@ -360,6 +414,15 @@ cdef class KvCache:
         free(self.tables)
         free(self.hits)
 
+    cdef grow(self, int64_t num_requests):
+        """Have room for so many requests; only between passes."""
+        self._grow_request_tables(num_requests)
+
+    cdef _grow_request_tables(self, int64_t num_tables):
+        self.tables = <BlockTable*>resized(self.tables, num_tables * sizeof(BlockTable))
+        memset(&self.tables[self.num_requests], 0, (num_tables - self.num_requests) * sizeof(BlockTable))
+        self.num_requests = num_tables
+
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil:
         return blocks_for(tokens, self.block_size) <= self.pool.num_blocks
 
@@ -412,6 +475,9 @@ cdef class KvCache:
         """First allocation: the hits of the last lookup, then new blocks up to `tokens`, which the caller checked."""
         cdef BlockTable* table = &self.tables[request]
         cdef int64_t hit
+        if self.keys is None:
+            self.extend(request, 0, tokens)
+            return 0
         # All hits are taken before any new block: a request must not evict its own prefix.
         self._reserve_table(table, self.num_hits)
         for hit in range(self.num_hits):
@@ -425,8 +491,15 @@ cdef class KvCache:
         """Let the request, of which `computed` tokens are computed, hold `tokens`. All or nothing."""
         cdef BlockTable* table = &self.tables[request]
         cdef int64_t length = blocks_for(tokens, self.block_size)
+        if length <= table.length:
+            return True
         if length - table.length > self.pool.num_free():
             return False
+        if self.keys is None:
+            # Nobody will ask which blocks they are.
+            self.pool.num_touched += length - table.length
+            table.length = length
+            return True
         self._reserve_table(table, length)
         while table.length < length:
             table.blocks[table.length] = self.pool.take()
@@ -450,8 +523,9 @@ cdef class KvCache:
 
     cdef int touch(self, int64_t request, int64_t computed, int64_t cohort_pass) except -1 nogil:
         """A member decodes; the caller has checked the demand."""
-        # Blocks that earlier passes have filled get their keys, which nobody else can ask for.
-        self.publish(request, computed)
+        if self.keys is not None:
+            # Blocks that earlier passes have filled get their keys, which nobody else can ask for.
+            self.publish(request, computed)
         self.extend(request, computed, computed + 1)
         return 0
 
@@ -481,6 +555,12 @@ cdef class KvCache:
     cdef void shrink(self, int64_t request, int64_t tokens) noexcept nogil:
         """Give back the unpublished blocks at the end that `tokens` do not need."""
         cdef BlockTable* table = &self.tables[request]
+        cdef int64_t surplus = table.length - blocks_for(tokens, self.block_size)
+        if self.keys is None:
+            if surplus > 0:
+                self.pool.num_touched -= surplus
+                table.length -= surplus
+            return
         while table.length > blocks_for(tokens, self.block_size):
             table.length -= 1
             self.pool.give_back(table.blocks[table.length])
@@ -498,6 +578,10 @@ cdef class KvCache:
     cdef void release(self, int64_t request) noexcept nogil:
         """Give everything back, the last block first, so that tails are evicted before heads."""
         cdef BlockTable* table = &self.tables[request]
+        if self.keys is None:
+            self.pool.num_touched -= table.length
+            table.length = 0
+            return
         while table.length > 0:
             table.length -= 1
             self.pool.give_back(table.blocks[table.length])

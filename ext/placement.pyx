@@ -35,6 +35,9 @@ cdef class Placement:
         self.fills_workers = fills_workers
         self.placed_on = np.zeros(num_workers, np.int64)
 
+    cdef grow(self, int64_t num_requests):
+        """Have room for so many requests, and for the keys that there are."""
+
     cdef int64_t choose(self, int64_t request, int64_t dp_rank) except -1 nogil:
         """The rank for a request; `dp_rank` is the rank within the worker that it asks for, or -1."""
         cdef int64_t worker, turn
@@ -82,12 +85,23 @@ cdef class KvAwarePlacement(Placement):
         num_ranks = num_workers * dp_size
         self.requests = requests
         self.keys = keys
-        self.resident = np.zeros((num_ranks, keys.num_shared_keys), np.int32)
-        self.wanted = np.zeros((num_ranks, keys.num_shared_keys), np.int32)
+        self.resident = np.zeros((num_ranks, keys.key_space()), np.int32)
+        self.wanted = np.zeros((num_ranks, keys.key_space()), np.int32)
         self.wanted_blocks = np.zeros(num_ranks, np.int64)
         self.pending_tokens = np.zeros(num_ranks, np.int64)
         self.rank_of = np.full(requests.count, -1, np.int64)
         self.expected_tokens = np.zeros(requests.count, np.int64)
+
+    cdef grow(self, int64_t num_requests):
+        more = num_requests - self.rank_of.shape[0]
+        if more > 0:
+            self.rank_of = np.concatenate([self.rank_of, np.full(more, -1, np.int64)])
+            self.expected_tokens = np.concatenate([self.expected_tokens, np.zeros(more, np.int64)])
+        more = self.keys.key_space() - self.resident.shape[1]
+        if more > 0:
+            more = ((0, 0), (0, max(more, self.resident.shape[1])))
+            self.resident = np.pad(self.resident, more)
+            self.wanted = np.pad(self.wanted, more)
 
     cdef int64_t choose(self, int64_t request, int64_t dp_rank) except -1 nogil:
         cdef int64_t rank, overlap, best = -1, best_overlap = 0

@@ -55,6 +55,16 @@ _SAMPLE_ROW = np.dtype(
     ]
 )
 
+# Counts of a request that did nothing yet; times are NaN.
+_EMPTY = {
+    "reused_tokens": 0,
+    "first_reused_tokens": 0,
+    "decode_reused_tokens": 0,
+    "num_admissions": 0,
+    "worker": -1,
+    "prefill_worker": -1,
+}
+
 
 cdef class Rows:
     """A growing table of C structures, read as a numpy structured array."""
@@ -84,6 +94,12 @@ cdef class Rows:
         self.length += 1
         return &self.memory[(self.length - 1) * self.row_bytes]
 
+    def taken(self):
+        """Return a copy of the rows and start with none again."""
+        rows = np.array(self.array())
+        self.length = 0
+        return rows
+
     def array(self):
         """Return the rows, not a copy: read-only, and the table cannot grow while it is in use."""
         return np.frombuffer(self, self.dtype) if self.length else np.empty(0, self.dtype)
@@ -92,10 +108,13 @@ cdef class Rows:
 cdef class Recorder:
     """What a run leaves behind: one entry per request, per pass, per distinct token gap and per admission.
 
-    With `keeps_samples` also one per sample of a rank's gauges.
+    With `keeps_samples` also one per sample of a rank's gauges. Without `keeps_events` none per admission and none per
+    preemption.
     """
 
-    def __cinit__(self, int64_t num_requests, bint keeps_passes, bint keeps_samples=False):
+    def __cinit__(
+        self, int64_t num_requests, bint keeps_passes, bint keeps_samples=False, *, bint keeps_events=True
+    ):
         self.columns = {
             name: np.full(num_requests, np.nan)
             for name in (
@@ -104,10 +123,22 @@ cdef class Recorder:
                 "source_released_ms",
             )
         }
-        for name in ("reused_tokens", "first_reused_tokens", "decode_reused_tokens", "num_admissions"):
-            self.columns[name] = np.zeros(num_requests, np.int64)
-        for name in ("worker", "prefill_worker"):
-            self.columns[name] = np.full(num_requests, -1, np.int64)
+        for name, empty in _EMPTY.items():
+            self.columns[name] = np.full(num_requests, empty, np.int64)
+        self._point()
+        assert _PASS_ROW.itemsize == sizeof(PassRow)
+        self.passes = Rows(_PASS_ROW)
+        self.gaps = Rows(_GAP_ROW)
+        self.admissions = Rows(_ADMISSION_ROW)
+        self.preemptions = Rows(_PREEMPTION_ROW)
+        self.samples = Rows(_SAMPLE_ROW)
+        self.keeps_passes = keeps_passes
+        self.keeps_samples = keeps_samples
+        self.keeps_events = keeps_events
+        self.num_requests = num_requests
+
+    cdef _point(self):
+        """Take the addresses of the arrays."""
         self.requests.arrival_ms = <double*>np.PyArray_DATA(self.columns["arrival_ms"])
         self.requests.first_admit_ms = <double*>np.PyArray_DATA(self.columns["first_admit_ms"])
         self.requests.first_token_ms = <double*>np.PyArray_DATA(self.columns["first_token_ms"])
@@ -125,15 +156,24 @@ cdef class Recorder:
         self.requests.destination_activated_ms = <double*>np.PyArray_DATA(self.columns["destination_activated_ms"])
         self.requests.decode_admit_ms = <double*>np.PyArray_DATA(self.columns["decode_admit_ms"])
         self.requests.source_released_ms = <double*>np.PyArray_DATA(self.columns["source_released_ms"])
-        assert _PASS_ROW.itemsize == sizeof(PassRow)
-        self.passes = Rows(_PASS_ROW)
-        self.gaps = Rows(_GAP_ROW)
-        self.admissions = Rows(_ADMISSION_ROW)
-        self.preemptions = Rows(_PREEMPTION_ROW)
-        self.samples = Rows(_SAMPLE_ROW)
-        self.keeps_passes = keeps_passes
-        self.keeps_samples = keeps_samples
+
+    cdef grow(self, int64_t num_requests):
+        """Have room for so many requests; only between passes."""
+        more = num_requests - self.num_requests
+        for name, column in self.columns.items():
+            empty = np.nan if column.dtype == np.float64 else _EMPTY[name]
+            self.columns[name] = np.concatenate([column, np.full(more, empty, column.dtype)])
         self.num_requests = num_requests
+        self._point()
+
+    def clear(self, slots):
+        """Forget what became of some requests, whose indices others may have now."""
+        for name, column in self.columns.items():
+            column[slots] = np.nan if column.dtype == np.float64 else _EMPTY[name]
+
+    def taken_gaps(self):
+        """Return a copy of `gaps` and start with none again; only between passes."""
+        return self.gaps.taken()
 
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil:
         """Count one token gap of the pass whose entries start at `first_entry`."""

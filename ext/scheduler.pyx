@@ -11,6 +11,7 @@ from libc.stdlib cimport free
 from libc.string cimport memmove, memset
 
 from fpmsdk._ext.pages cimport KvCache, PrefixKeys, resized
+from fpmsdk._ext.rolling cimport RollingKeys
 from fpmsdk._ext.speculation cimport DraftAcceptance
 
 import numpy as np
@@ -22,16 +23,8 @@ cdef int64_t UNLIMITED = 2**62
 cdef enum:
     NONE = -1
     CALENDAR_SLOTS = 256  # a power of two; who is due later is looked at once a round
+    FEW_FINISHED = 4
     COHORT_PAUSE = 8      # a cohort that had to dissolve is likely to have to again
-
-
-cdef int append(IndexList* entries, int64_t value) except -1 nogil:
-    if entries.length == entries.capacity:
-        entries.capacity = max(16, 2 * entries.capacity)
-        entries.items = <int64_t*>resized(entries.items, entries.capacity * sizeof(int64_t))
-    entries.items[entries.length] = value
-    entries.length += 1
-    return 0
 
 
 cdef int64_t remove_at(IndexList* entries, int64_t position) noexcept nogil:
@@ -114,6 +107,10 @@ cdef class Requests:
             "cohort_key": np.zeros(count, np.int64),
             "next_due": np.zeros(count, np.int64),
         }
+        self._point()
+
+    cdef _point(self):
+        """Take the addresses of the arrays."""
         self.columns.prompt_tokens = <int64_t*>np.PyArray_DATA(self.arrays["prompt_tokens"])
         self.columns.output_tokens = <int64_t*>np.PyArray_DATA(self.arrays["output_tokens"])
         self.columns.priority = <int64_t*>np.PyArray_DATA(self.arrays["priority"])
@@ -130,6 +127,25 @@ cdef class Requests:
     def column(self, str name):
         """Return a copy of one property, e.g. `generated_tokens`, as a numpy array."""
         return self.arrays[name].copy()
+
+    def of(self, str name, slots):
+        """Return one property of some requests."""
+        return self.arrays[name][slots]
+
+    cdef grow(self, int64_t count):
+        """Have room for so many requests; only between passes."""
+        for name, column in self.arrays.items():
+            self.arrays[name] = np.concatenate([column, np.zeros(count - len(column), column.dtype)])
+        self.count = count
+        self._point()
+
+    cdef assign(self, slots, prompt_tokens, output_tokens, priority):
+        """Let indices stand for new requests."""
+        for column in self.arrays.values():
+            column[slots] = 0
+        self.arrays["prompt_tokens"][slots] = prompt_tokens
+        self.arrays["output_tokens"][slots] = output_tokens
+        self.arrays["priority"][slots] = priority
 
 
 cdef class Scheduler:
@@ -238,6 +254,7 @@ cdef class Scheduler:
         self.threshold_is_adaptive = long_prefill_token_threshold_adaptive
         # 0.29 and 0.30 were not recorded and count as older (vllm-facts.md 1.5).
         self.threshold_spares_lone_request = tuple(vllm_version) >= (0, 31)
+        self.describes_passes = True
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.reserves_whole_sequence = scheduler_reserve_full_isl
 
@@ -337,6 +354,10 @@ cdef class Scheduler:
         make_room(queue)
         queue.length += 1
         position = queue.length - 1
+        if self.by_priority:
+            slot(queue, position)[0] = request
+            self._sift_up(position)
+            return 0
         while position > 0 and (
             self.requests.columns.arrival_order[request]
             < self.requests.columns.arrival_order[slot(queue, position - 1)[0]]
@@ -351,6 +372,28 @@ cdef class Scheduler:
         self.kv.release(request)
         self.head_waits = False
         return 0
+
+    cdef bint cancel(self, int64_t request) except -1 nogil:
+        """Take a waiting or running request out, between passes and without a cohort; False when it is neither."""
+        cdef RequestColumns* requests = &self.requests.columns
+        cdef int64_t position
+        if requests.status[request] == RUNNING:
+            for position in range(self.running.length):
+                if self.running.items[position] == request:
+                    remove_at(&self.running, position)
+                    break
+        elif requests.status[request] == WAITING or requests.status[request] == PREEMPTED:
+            for position in range(self.waiting.length):
+                if slot(&self.waiting, position)[0] == request:
+                    self._dequeue(position)
+                    break
+        else:
+            return False
+        self.kv.release(request)
+        requests.status[request] = CANCELED
+        self.capacity_generation += 1
+        self.head_waits = False
+        return True
 
     cdef int _join_cohort(self) except -1 nogil:
         """Who emitted in the last pass and follows the members in `running` goes on with them."""
@@ -596,10 +639,17 @@ cdef class Scheduler:
 
     cdef int64_t _next_waiting(self) noexcept nogil:
         """Position in the queue of the request to admit next, -1 for none."""
-        cdef int64_t position = 0
+        cdef int64_t position = 0, best = -1
         if self.pending.length == 0:
             return 0
         # Blocks that are free now belong to the pending prompt; only who has blocks may go on.
+        if self.by_priority:
+            for position in range(self.waiting.length):
+                if self.requests.columns.computed_tokens[slot(&self.waiting, position)[0]] > 0 and (
+                    best < 0 or self._is_served_before(slot(&self.waiting, position)[0], slot(&self.waiting, best)[0])
+                ):
+                    best = position
+            return best
         while self.requests.columns.computed_tokens[slot(&self.waiting, position)[0]] == 0:
             position += 1
             if position == self.waiting.length:
@@ -859,6 +909,8 @@ cdef class Scheduler:
         shape.kv_capacity_tokens = (
             shape.sum_decode_tokens if self.kv.counts_bytes() else self.num_gpu_blocks * self.kv.block_size
         )
+        if not self.describes_passes:
+            return
         record.num_prefill_requests = prefill_prompts.count
         record.var_prefill_length = variance(&prefill_prompts)
         record.num_decode_requests = decode_kv.count
@@ -886,7 +938,7 @@ cdef class Scheduler:
     cdef int complete(self) except -1 nogil:
         """The pass ends: every request with nothing left to compute emits a token, or finishes without one."""
         cdef RequestColumns* requests = &self.requests.columns
-        cdef int64_t position, request, kept = 0
+        cdef int64_t position, request
         self.emitted.length = self.burst_tokens.length = self.finished.length = 0
         # Who has no token to emit leaves first, so its blocks are evicted first.
         for position in range(self.num_scheduled):
@@ -914,13 +966,26 @@ cdef class Scheduler:
             requests.status[self.finished.items[position]] = COMPLETED
         self.capacity_generation += 1
         self.head_waits = False
+        self._remove_finished()
+        return 0
+
+    cdef void _remove_finished(self) noexcept nogil:
+        """Who finished leaves `running`, if it is still there."""
+        cdef int64_t position, found, kept = 0
+        if self.finished.length <= FEW_FINISHED:
+            # To look for a few is faster than to look at all.
+            for position in range(self.finished.length):
+                found = 0
+                while found < self.running.length and self.running.items[found] != self.finished.items[position]:
+                    found += 1
+                if found < self.running.length:
+                    remove_at(&self.running, found)
+            return
         for position in range(self.running.length):
-            request = self.running.items[position]
-            if requests.status[request] == RUNNING:
-                self.running.items[kept] = request
+            if self.requests.columns.status[self.running.items[position]] == RUNNING:
+                self.running.items[kept] = self.running.items[position]
                 kept += 1
         self.running.length = kept
-        return 0
 
     cdef int64_t _emit(self, const ScheduledItem* item) except -1 nogil:
         """A ready request gets its next token, or with drafts a burst; return how many."""
@@ -995,19 +1060,18 @@ cdef class Scheduler:
         return min(tokens, self.long_prefill_token_threshold)
 
     cdef int _enqueue(self, int64_t request) except -1 nogil:
-        """Queue a request: by key under the priority policy, else a preempted one first and a new one last."""
+        """Queue a request: by key under the priority policy, else a preempted one first and a new one last.
+
+        Under the priority policy the queue is a binary heap, so that only its first place is that of the order.
+        """
         cdef IndexQueue* queue = &self.waiting
-        cdef int64_t position
         make_room(queue)
         self._count_queued(request, 1)
         queue.length += 1
         if self.by_priority:
             self.head_waits = False
-            position = queue.length - 1
-            while position > 0 and self._is_served_before(request, slot(queue, position - 1)[0]):
-                slot(queue, position)[0] = slot(queue, position - 1)[0]
-                position -= 1
-            slot(queue, position)[0] = request
+            slot(queue, queue.length - 1)[0] = request
+            self._sift_up(queue.length - 1)
         elif self.requests.columns.status[request] == PREEMPTED:
             queue.head = (queue.head if queue.head > 0 else queue.capacity) - 1
             slot(queue, 0)[0] = request
@@ -1017,12 +1081,42 @@ cdef class Scheduler:
 
     cdef int64_t _dequeue(self, int64_t position) noexcept nogil:
         cdef int64_t request = slot(&self.waiting, position)[0]
+        self._count_queued(request, -1)
+        if self.by_priority:
+            self.waiting.length -= 1
+            slot(&self.waiting, position)[0] = slot(&self.waiting, self.waiting.length)[0]
+            if position < self.waiting.length:
+                self._sift_up(position)
+                self._sift_down(position)
+            return request
         while position > 0:
             slot(&self.waiting, position)[0] = slot(&self.waiting, position - 1)[0]
             position -= 1
         pop_front(&self.waiting)
-        self._count_queued(request, -1)
         return request
+
+    cdef void _sift_up(self, int64_t position) noexcept nogil:
+        cdef IndexQueue* queue = &self.waiting
+        cdef int64_t request = slot(queue, position)[0]
+        while position > 0 and self._is_served_before(request, slot(queue, (position - 1) // 2)[0]):
+            slot(queue, position)[0] = slot(queue, (position - 1) // 2)[0]
+            position = (position - 1) // 2
+        slot(queue, position)[0] = request
+
+    cdef void _sift_down(self, int64_t position) noexcept nogil:
+        cdef IndexQueue* queue = &self.waiting
+        cdef int64_t request = slot(queue, position)[0], child
+        while 2 * position + 1 < queue.length:
+            child = 2 * position + 1
+            if child + 1 < queue.length and self._is_served_before(
+                slot(queue, child + 1)[0], slot(queue, child)[0]
+            ):
+                child += 1
+            if not self._is_served_before(slot(queue, child)[0], request):
+                break
+            slot(queue, position)[0] = slot(queue, child)[0]
+            position = child
+        slot(queue, position)[0] = request
 
     cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil:
         if self.requests.columns.priority[request] != self.requests.columns.priority[other]:
@@ -1045,6 +1139,41 @@ cdef class Scheduler:
         if self.requests.columns.status[request] != PENDING:
             raise ValueError(f"request {request} was submitted before")
         return self.submit(request)
+
+    def take_over(self, slots, rows, int64_t count):
+        """Let indices, of `count` that there are from now on, stand for the requests of columns.
+
+        For a rank that is alone with its requests and has `RollingKeys` or none; between passes.
+        """
+        cdef PrefixKeys keys = self.kv.keys
+        if count > self.requests.count:
+            if keys is not None:
+                (<RollingKeys?>keys).grow(count)
+            self.requests.grow(count)
+            self.kv.grow(count)
+        self.requests.assign(slots, rows["prompt_tokens"], rows["output_tokens"], rows["priority"])
+        if keys is not None:
+            (<RollingKeys?>keys).assign(
+                slots, rows["prompt_tokens"], rows["output_tokens"], rows["hash_offsets"], rows["hash_ids"]
+            )
+
+    def give_up(self, slots):
+        """Indices stand for nobody any more."""
+        if self.kv.keys is not None:
+            (<RollingKeys?>self.kv.keys).forget(slots, [self.kv.pool])
+
+    def withdraw(self, int64_t request):
+        """Take a waiting or running request out, between passes; False when it is neither."""
+        return self.cancel(request)
+
+    def taken_kv_events(self):
+        """Return the (key, change) of blocks that were published (+1) and evicted (-1) since the last time."""
+        cdef int64_t index
+        events = [
+            (self.kv.pool.log[index].key, self.kv.pool.log[index].copies) for index in range(self.kv.pool.num_logged)
+        ]
+        self.kv.pool.num_logged = 0
+        return events
 
     def refusals(self):
         """Return what the engine says to each request that comes alone: int8[n] of `Refusal`.

@@ -14,6 +14,7 @@ from fpmsdk._ext.pages cimport KvCache, resized
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPricer
 from fpmsdk._ext.recorder cimport AdmissionRow, PassRow, PreemptionRow, RecordedRequests, Recorder, SampleRow
+from fpmsdk._ext.rolling cimport RollingKeys
 from fpmsdk._ext.scheduler cimport DECODE, PREFILL, RequestColumns, ScheduledItem, Scheduler, append
 
 
@@ -33,6 +34,7 @@ cdef class Rank:
             type(scheduler.kv) is KvCache
             or type(scheduler.kv) is ByteBudgetCache and (<ByteBudgetCache>scheduler.kv).counts_members
         )
+        scheduler.describes_passes = recorder.keeps_passes
         self.scheduler = scheduler
         self.pricer = pricer
         self.recorder = recorder
@@ -79,7 +81,7 @@ cdef class Rank:
             self._record_admission(
                 self.scheduler.scheduled[position].request, self.scheduler.scheduled[position].computed_before, now
             )
-        for position in range(self.scheduler.num_preemptions):
+        for position in range(self.scheduler.num_preemptions if self.recorder.keeps_events else 0):
             preemption = <PreemptionRow*>self.recorder.preemptions.append()
             preemption.at_ms = now
             preemption.role = self.scheduler.role
@@ -103,6 +105,8 @@ cdef class Rank:
                 record.first_admit_ms[request] = now
                 record.first_reused_tokens[request] = reused
             record.reused_tokens[request] = max(record.reused_tokens[request], reused)
+        if not self.recorder.keeps_events:
+            return 0
         admission = <AdmissionRow*>self.recorder.admissions.append()
         admission.request = request
         admission.at_ms = now
@@ -252,6 +256,8 @@ cdef class WorkerPool:
     recorder : Recorder
     pass_by_pass : bool
         Touch every request in every pass, also where many passes differ only in the length of the sequences.
+    rolling_keys : RollingKeys or None
+        The prefix keys of the schedulers and the placement, where the requests come and go.
     """
 
     def __cinit__(
@@ -261,6 +267,7 @@ cdef class WorkerPool:
         Placement placement not None,
         Recorder recorder not None,
         bint pass_by_pass=False,
+        RollingKeys rolling_keys=None,
     ):
         cdef int64_t index
         cdef Scheduler first
@@ -283,6 +290,7 @@ cdef class WorkerPool:
         for index in range(len(self.ranks)):
             self.rank_pointers[index] = <void*>self.ranks[index]
         self.placement = placement
+        self.rolling_keys = rolling_keys
         self.dp_size = placement.dp_size
         self.num_workers = placement.num_workers
         self.workers = <Worker*>resized(NULL, self.num_workers * sizeof(Worker))
@@ -324,6 +332,29 @@ cdef class WorkerPool:
             if (<Rank>self.rank_pointers[rank]).has_work():
                 return True
         return False
+
+    cdef grow(self, int64_t num_requests):
+        """Have room for so many requests; only between passes."""
+        cdef Rank rank
+        for rank in self.ranks:
+            rank.scheduler.kv.grow(num_requests)
+        if self.rolling_keys is not None:
+            self.rolling_keys.grow(num_requests)
+        self.placement.grow(num_requests)
+
+    cdef assign(self, slots, rows):
+        """Let indices stand for the requests of columns."""
+        if self.rolling_keys is None:
+            return
+        self.rolling_keys.assign(
+            slots, rows["prompt_tokens"], rows["output_tokens"], rows["hash_offsets"], rows["hash_ids"]
+        )
+        self.placement.grow(self.requests.count)
+
+    cdef forget(self, slots):
+        """Some indices stand for nobody any more."""
+        if self.rolling_keys is not None:
+            self.rolling_keys.forget(slots, [(<Rank>rank).scheduler.kv.pool for rank in self.ranks])
 
     cdef bint has_pending(self) noexcept nogil:
         """Whether a prompt waits for blocks of a decode worker."""

@@ -17,7 +17,7 @@ LAYERS = [
     {"estimator", "regression", "correction", "native", "wholeforward"},
     {"pricing"},
     {"fitted", "recorded"},
-    {"pages", "budget", "hybrid", "speculation", "scheduler"},
+    {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},
     {"recorder", "placement"},
     {"workers"},
     {"replay"},

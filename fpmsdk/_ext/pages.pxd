@@ -16,6 +16,38 @@ cdef inline int64_t blocks_for(int64_t tokens, int64_t block_size) noexcept nogi
     return (tokens + block_size - 1) // block_size
 
 
+cdef struct TrieNode:
+    int64_t parent
+    int64_t content         # of a vacant one, the next vacant one
+
+
+cdef class PrefixTrie:
+    cdef TrieNode* nodes
+    cdef int64_t num_nodes, num_used
+    cdef int64_t vacant        # first of the nodes that stand for nothing
+    cdef int64_t* slots        # hash table of nodes, at most half full
+    cdef int64_t num_slots
+
+    cdef int64_t child(self, int64_t parent, int64_t content) except -1 nogil
+    cdef void mark(self, int8_t[::1] is_used, int64_t node) noexcept nogil
+    cdef void keep(self, const int8_t[::1] is_used) noexcept nogil
+    cdef int64_t* _slot(self, int64_t parent, int64_t content) noexcept nogil
+    cdef int _grow(self) except -1 nogil
+    cdef void _index(self) noexcept nogil
+
+
+cdef int64_t pieces_of(int64_t trace_block_tokens, int64_t block_size) noexcept nogil
+
+cdef int intern_chain(
+    PrefixTrie trie,
+    const int64_t* hash_ids,
+    int64_t trace_block_tokens,
+    int64_t block_size,
+    int64_t num_keys,
+    int64_t* keys,
+) except -1 nogil
+
+
 cdef class PrefixKeys:
     cdef readonly int64_t block_size
     cdef int64_t[::1] first_key        # [n + 1] where the keys of a request's full prompt blocks start in `keys`
@@ -27,6 +59,7 @@ cdef class PrefixKeys:
 
     cdef int64_t key(self, int64_t request, int64_t block) noexcept nogil
     cdef int64_t count(self) noexcept nogil
+    cdef int64_t key_space(self) noexcept nogil
     cdef int find_shared(self) except -1
     cdef int64_t num_shared(self, int64_t request) noexcept nogil
 
@@ -90,6 +123,8 @@ cdef class KvCache:
     cdef int64_t* hits                 # cached blocks found by the last lookup
     cdef int64_t num_hits, num_free_hits, hits_capacity
 
+    cdef grow(self, int64_t num_requests)
+    cdef _grow_request_tables(self, int64_t num_tables)
     cdef bint can_ever_hold(self, int64_t tokens) noexcept nogil
     cdef int64_t longest_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) noexcept nogil
     cdef int64_t find_prefix(self, int64_t request, int64_t max_tokens, int64_t num_dropped) except -1 nogil

@@ -12,6 +12,7 @@ cdef class Placement:
     cdef int64_t next_turn
     cdef int64_t[::1] placed_on        # per worker, without the requests whose rank was given
 
+    cdef grow(self, int64_t num_requests)
     cdef int64_t choose(self, int64_t request, int64_t dp_rank) except -1 nogil
     cdef int prompt_done(self, int64_t request) except -1 nogil
     cdef int ended(self, int64_t request) except -1 nogil

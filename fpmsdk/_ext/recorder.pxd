@@ -99,9 +99,11 @@ cdef class Recorder:
     cdef dict columns
     cdef RecordedRequests requests
     cdef readonly Rows passes, gaps, admissions, preemptions, samples
-    cdef bint keeps_passes, keeps_samples
+    cdef bint keeps_passes, keeps_samples, keeps_events
     cdef int64_t num_requests
     cdef readonly int64_t committed_prefill_tokens
 
+    cdef _point(self)
+    cdef grow(self, int64_t num_requests)
     cdef int count_gaps(self, double gap_ms, int64_t tokens) except -1 nogil
     cdef int count_gap(self, double gap_ms, int64_t first_entry) except -1 nogil

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int8_t, int64_t
 
-from fpmsdk._ext.pages cimport KvCache
+from fpmsdk._ext.pages cimport KvCache, resized
 from fpmsdk._ext.pricing cimport PassShape
 from fpmsdk._ext.speculation cimport DraftAcceptance
 
@@ -16,6 +16,8 @@ cpdef enum Status:
     REJECTED = 5
     HELD = 6         # its prompt is computed on a prefill worker, which keeps the blocks for the transfer
     RESERVED = 7     # a decode worker has blocks for its prompt, the transfer is under way
+    CANCELED = 8
+    FAILED = 9       # its prompt is computed, but no decode worker can ever take it
 
 
 cpdef enum Role:
@@ -56,6 +58,10 @@ cdef class Requests:
     cdef dict arrays
     cdef RequestColumns columns
 
+    cdef _point(self)
+    cdef grow(self, int64_t count)
+    cdef assign(self, slots, prompt_tokens, output_tokens, priority)
+
 
 cdef struct IndexList:
     int64_t* items
@@ -63,7 +69,13 @@ cdef struct IndexList:
     int64_t capacity
 
 
-cdef int append(IndexList* entries, int64_t value) except -1 nogil
+cdef inline int append(IndexList* entries, int64_t value) except -1 nogil:
+    if entries.length == entries.capacity:
+        entries.capacity = max(16, 2 * entries.capacity)
+        entries.items = <int64_t*>resized(entries.items, entries.capacity * sizeof(int64_t))
+    entries.items[entries.length] = value
+    entries.length += 1
+    return 0
 
 
 cdef struct IndexQueue:
@@ -129,6 +141,7 @@ cdef class Scheduler:
     cdef bint vllm_rules, by_priority, preempts_oldest, chunked_prefill, reserves_whole_sequence
     cdef Role role
     cdef bint never_evicts
+    cdef bint describes_passes          # fill in all of `record`; else only what is counted
     cdef bint threshold_spares_lone_request, threshold_is_adaptive
     cdef int64_t num_gpu_blocks, max_model_len, max_num_seqs, max_num_batched_tokens
     cdef int64_t long_prefill_token_threshold, watermark_blocks, prefill_schedule_interval
@@ -182,9 +195,11 @@ cdef class Scheduler:
     cdef int64_t reserve_next(self) except -2 nogil
     cdef int activate(self, int64_t request) except -1 nogil
     cdef int release_source(self, int64_t request) except -1 nogil
+    cdef bint cancel(self, int64_t request) except -1 nogil
     cdef bint submit(self, int64_t request) except -1 nogil
     cdef int schedule(self, int64_t wave_step) except -1 nogil
     cdef int complete(self) except -1 nogil
+    cdef void _remove_finished(self) noexcept nogil
     cdef bint has_work(self) noexcept nogil
     cdef bint pass_had_effect(self) noexcept nogil
 
@@ -219,4 +234,6 @@ cdef class Scheduler:
     cdef int _enqueue(self, int64_t request) except -1 nogil
     cdef int64_t _dequeue(self, int64_t position) noexcept nogil
     cdef bint _is_served_before(self, int64_t request, int64_t other) noexcept nogil
+    cdef void _sift_up(self, int64_t position) noexcept nogil
+    cdef void _sift_down(self, int64_t position) noexcept nogil
     cdef void _count_queued(self, int64_t request, int sign) noexcept nogil

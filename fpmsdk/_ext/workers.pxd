@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t
 from fpmsdk._ext.placement cimport Placement
 from fpmsdk._ext.pricing cimport PassPrice, PassPricer
 from fpmsdk._ext.recorder cimport Gauges, Recorder
+from fpmsdk._ext.rolling cimport RollingKeys
 from fpmsdk._ext.scheduler cimport IndexList, Requests, Scheduler
 
 
@@ -51,11 +52,15 @@ cdef class WorkerPool:
     cdef void** rank_pointers
     cdef Worker* workers
     cdef readonly Placement placement
+    cdef RollingKeys rolling_keys
     cdef Requests requests
     cdef Recorder recorder
     cdef int64_t num_workers, dp_size
 
     cdef int leave_cohorts(self) except -1 nogil
+    cdef grow(self, int64_t num_requests)
+    cdef assign(self, slots, rows)
+    cdef forget(self, slots)
     cdef int sample(self, int64_t sample, double at_ms) except -1 nogil
     cdef bint has_work(self, int64_t worker) noexcept nogil
     cdef bint has_pending(self) noexcept nogil

@@ -1,6 +1,7 @@
 from fpmsdk._ext.placement import Placement
 from fpmsdk._ext.pricing import PassPricer
 from fpmsdk._ext.recorder import Recorder
+from fpmsdk._ext.rolling import RollingKeys
 from fpmsdk._ext.scheduler import Scheduler
 
 class WorkerPool:
@@ -13,5 +14,6 @@ class WorkerPool:
         placement: Placement,
         recorder: Recorder,
         pass_by_pass: bool = False,
+        rolling_keys: RollingKeys | None = None,
     ) -> None: ...
     def warm_prefix_caches(self) -> None: ...

@@ -19,6 +19,7 @@ from rich.table import Table
 from fpmsdk.cli.console import NEGATIVE_RESULT, JsonOption, show
 
 _DEPENDENCIES = (
+    "ijson",
     "msgspec",
     "numpy",
     "packaging",

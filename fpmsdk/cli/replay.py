@@ -1,6 +1,7 @@
 """`fpmsdk replay`: serve a trace or a synthetic workload with a simulated engine and report the latencies."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from fpmsdk.errors import ConfigError, ReplayInterrupted
 if TYPE_CHECKING:
     from fpmsdk import ReplayReport, Trace
     from fpmsdk.replay.formats.recorded import RecordedRun
+    from fpmsdk.replay.trace_stream import TraceStream
 
 
 def replay(
@@ -78,6 +80,13 @@ def replay(
     snapshot: Annotated[
         Path | None, typer.Option("--snapshot", help="Directory of a saved model that prices the passes.")
     ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--recorded-passes",
+            help="Price every pass as it was recorded: what --fpm-stream wrote, or telemetry of an engine (.bin).",
+        ),
+    ] = None,
     config: ConfigOption = None,
     worker_type: WorkerTypeOption = None,
     attention_dp: AttentionDpOption = None,
@@ -113,7 +122,8 @@ def replay(
     itl_ms: Annotated[float | None, typer.Option("--itl-ms", help="Goodput bound.")] = None,
     e2e_ms: Annotated[float | None, typer.Option("--e2e-ms", help="Goodput bound.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Write the report with a record per request here (JSON).")
+        Path | None,
+        typer.Option("--output", help="Write the report here (JSON), without --stream with a record per request."),
     ] = None,
     fpm_stream: Annotated[
         Path | None,
@@ -131,20 +141,50 @@ def replay(
         Path | None,
         typer.Option("--html", help="Write the report as one web page; a recorded trace is drawn as measured, too."),
     ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Keep a summary and no single request: memory does not grow with the trace."),
+    ] = False,
+    requests_file: Annotated[
+        Path | None, typer.Option("--requests", help="With --stream, write a row per request here (Parquet).")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Replay requests; passes cost what the launch says, --fixed, a model tuned on --frames or a saved one.
+    """Replay requests; passes cost what the launch says, --fixed, --recorded-passes, --snapshot, or a tuned model.
 
     Exits with 1 when no request completed, and with 130 after Ctrl-C, when it has reported what was simulated so far.
     """
+    from fpmsdk import ReplayReport, Trace, replay_trace
+    from fpmsdk.replay.run_stream import replay_stream
+    from fpmsdk.replay.trace_stream import TraceStream
 
     if sample_interval_ms is not None and series is None:
         raise ConfigError("--sample-interval-ms has no effect without --series; give both")
-    if fixed is not None and frames:
-        raise ConfigError("--fixed and --frames both price the passes; give one of them")
+    _check_one_price({"fixed": fixed, "frames": frames or None, "recorded_passes": recorded, "snapshot": snapshot})
     if not frames and (config is not None or worker_type is not None or attention_dp is not None):
         raise ConfigError("--config and its like describe the model that --frames tunes; give --frames too")
+    _check_stream(
+        stream,
+        requests_file,
+        {
+            "head": head,
+            "fpm_stream": fpm_stream,
+            "series": series,
+            "html": html,
+            "warm_prefix_cache": warm_prefix_cache or None,
+        },
+    )
+    arrivals = _given(
+        {
+            "request_rate": request_rate,
+            "arrival_interval_ms": arrival_interval_ms,
+            "arrival_seed": arrival_seed,
+        }
+    )
+    if arrivals and concurrency is not None:
+        raise ConfigError(f"{_flag(arrivals)} has no effect with --concurrency, which ignores arrivals; leave one out")
     requests = _requests(
+        TraceStream if stream else Trace,
         trace,
         synthetic,
         reading={
@@ -164,28 +204,34 @@ def replay(
         },
         block_tokens=block_tokens,
     )
-    arrivals = _given(
-        {
-            "request_rate": request_rate,
-            "arrival_interval_ms": arrival_interval_ms,
-            "arrival_seed": arrival_seed,
-        }
-    )
-    if arrivals and concurrency is not None:
-        raise ConfigError(f"{_flag(arrivals)} has no effect with --concurrency, which ignores arrivals; leave one out")
-    if head is not None:
+    if head is not None and isinstance(requests, Trace):
         requests = requests.head(head)
     if arrivals:
         requests = requests.with_arrivals(**arrivals)
+    timing: Any = None if snapshot is None else _saved_model(snapshot)
     if fixed is not None:
-        timing: Any = {"type": "fixed", "prefill_ms": fixed[0], "decode_ms": fixed[1]}
-    else:
-        timing = tuned_model(frames, config, worker_type, attention_dp) if frames else None
-    if snapshot is not None:
-        timing = _saved_model(snapshot, timing)
+        timing = {"type": "fixed", "prefill_ms": fixed[0], "decode_ms": fixed[1]}
+    elif frames:
+        timing = tuned_model(frames, config, worker_type, attention_dp)
+    # What prices the passes prices those of both kinds of workers, but each has its own recording.
+    prefill_timing = timing if prefill_launch is not None else None
+    if recorded is not None:
+        timing = _recorded_passes(recorded, None if prefill_launch is None else "decode")
+        prefill_timing = None if prefill_launch is None else _recorded_passes(recorded, "prefill")
     bounds = {"ttft_ms": ttft_ms, "itl_ms": itl_ms, "e2e_ms": e2e_ms}
-    with progress(f"replaying {len(requests):,} requests"):
+    count = requests.num_requests if isinstance(requests, TraceStream) else len(requests)
+    serve: Any = (
+        partial(replay_stream, requests_path=requests_file)
+        if stream
+        else partial(
+            replay_trace,
+            warm_prefix_cache=warm_prefix_cache,
+            sample_interval_ms=None if series is None else 1000.0 if sample_interval_ms is None else sample_interval_ms,
+        )
+    )
+    with progress(f"replaying {count:,} requests"):
         report = _whole_or_partial(
+            serve,
             requests,
             launch=None if launch is None else read_object(launch, "the launch configuration"),
             timing=timing,
@@ -196,22 +242,20 @@ def replay(
             prefill_launch=None
             if prefill_launch is None
             else read_object(prefill_launch, "the prefill launch configuration"),
-            # What prices the passes prices those of both kinds of workers.
-            prefill_timing=timing if prefill_launch is not None else None,
+            prefill_timing=prefill_timing,
             num_prefill_workers=prefill_workers,
             handoff_latency_ms=handoff_latency_ms,
             arrival_speedup_ratio=speedup,
             concurrency=concurrency,
             max_sim_time_ms=max_sim_time_ms,
-            warm_prefix_cache=warm_prefix_cache,
             exact_itl=exact_itl,
             sla=None if all(bound is None for bound in bounds.values()) else bounds,
-            sample_interval_ms=None if series is None else 1000.0 if sample_interval_ms is None else sample_interval_ms,
         )
     if output is not None:
         report.write_json(output)
-    _write_exports(report, fpm_stream, series)
-    if html is not None:
+    if isinstance(report, ReplayReport):
+        _write_exports(report, fpm_stream, series)
+    if html is not None and isinstance(requests, Trace):
         measured = None if trace is None else _measured_run(trace, format, requests, report)
         title = "Replay of synthetic requests" if trace is None else f"Replay of {trace.name}"
         report.write_html(html, measured=measured, title=title)
@@ -219,7 +263,7 @@ def replay(
         {
             "options": report.options,
             "partial": report.partial,
-            "trace": requests.summary(),
+            **({"trace": requests.summary()} if isinstance(requests, Trace) else {}),
             "summary": report.summary,
         },
         json,
@@ -229,26 +273,46 @@ def replay(
         raise typer.Exit(INTERRUPTED)
 
 
-def _saved_model(snapshot: Path, timing: Any) -> Any:
+def _saved_model(snapshot: Path) -> Any:
     from fpmsdk import ForwardPassPerfModel
 
-    if timing is not None:
-        raise ConfigError("--snapshot prices the passes; leave out --fixed and --frames")
     return ForwardPassPerfModel.best_available(state_snapshot=snapshot)
 
 
-def _whole_or_partial(trace: "Trace", **options: Any) -> "ReplayReport":
-    """The report of a replay, or of the part of it that Ctrl-C left."""
-    from fpmsdk import replay_trace
+def _check_one_price(given: Mapping[str, Any]) -> None:
+    flags = [_flag({name: value}) for name, value in _given(given).items()]
+    if len(flags) > 1:
+        raise ConfigError(f"{flags[0]} and {flags[1]} both price the passes; give one of them")
 
+
+def _recorded_passes(path: Path, pool: str | None) -> Any:
+    """The passes of a file: messages of the wire, or a table that a replay has written."""
+    from fpmsdk.metrics import read_frames
+    from fpmsdk.replay import RecordedPasses
+
+    if path.name.endswith((".bin", ".bin.gz")):
+        if pool is not None:
+            raise ConfigError(f"{path}: messages do not tell prefill from decode workers; give .parquet or .arrow")
+        return RecordedPasses.from_frames(read_frames(path))
+    return RecordedPasses.from_stream(path, pool)
+
+
+def _check_stream(stream: bool, requests_file: Path | None, of_a_whole: Mapping[str, Any]) -> None:
+    if requests_file is not None and not stream:
+        raise ConfigError("--requests has no effect without --stream; --output holds every request")
+    if stream and (given := _given(of_a_whole)):
+        raise ConfigError(f"{_flag(given)} needs all requests in memory; leave it or --stream out")
+
+
+def _whole_or_partial(serve: Any, trace: "Trace | TraceStream", **options: Any) -> Any:
+    """The report of a replay, or of the part of it that Ctrl-C left."""
     try:
-        return replay_trace(trace, **options)
+        return serve(trace, **options)
     except ReplayInterrupted as stop:
         typer.echo(f"{stop}; what was simulated until then is partial", err=True)
         if stop.report is None:
             raise typer.Exit(INTERRUPTED) from None
-        report: ReplayReport = stop.report
-        return report
+        return stop.report
 
 
 def _write_exports(report: "ReplayReport", fpm_stream: Path | None, series: Path | None) -> None:
@@ -273,16 +337,15 @@ def _measured_run(path: Path, format: str | None, trace: "Trace", report: "Repla
 
 
 def _requests(
+    kind: "type[Trace] | type[TraceStream]",
     trace: Path | None,
     synthetic: tuple[int, int, int] | None,
     *,
     reading: Mapping[str, Any],
     making: Mapping[str, Any],
     block_tokens: int | None,
-) -> "Trace":
+) -> "Trace | TraceStream":
     """The requests of a file, or made ones; an option that belongs to the other is refused."""
-    from fpmsdk import Trace
-
     if (trace is None) == (synthetic is None):
         raise ConfigError("give a trace file or --synthetic COUNT INPUT OUTPUT, one of them")
     reads, makes = _given(reading), _given(making)
@@ -291,9 +354,9 @@ def _requests(
     if trace is None and reads:
         raise ConfigError(f"{_flag(reads)} has no effect on --synthetic; it belongs to a trace file")
     if synthetic is not None:
-        return Trace.synthetic(*synthetic, **makes, block_tokens=block_tokens)
+        return kind.synthetic(*synthetic, **makes, block_tokens=block_tokens)
     assert trace is not None
-    return Trace.read(trace, **reads, block_tokens=block_tokens)
+    return kind.read(trace, **reads, block_tokens=block_tokens)
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,19 +9,39 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "RecordedPasses": "fpmsdk.replay.recording",
     "ReplayReport": "fpmsdk.replay.report",
+    "SteppedRank": "fpmsdk.replay.stepped_rank",
+    "SteppedReplay": "fpmsdk.replay.stepped",
+    "StreamReport": "fpmsdk.replay.run_stream",
     "Trace": "fpmsdk.replay.trace",
+    "TraceStream": "fpmsdk.replay.trace_stream",
     "fit_pass_timing": "fpmsdk.replay.fitted",
+    "replay_stream": "fpmsdk.replay.run_stream",
     "replay_trace": "fpmsdk.replay.run",
 }
 
-__all__ = ["RecordedPasses", "ReplayReport", "Trace", "fit_pass_timing", "replay_trace"]
+__all__ = [
+    "RecordedPasses",
+    "ReplayReport",
+    "SteppedRank",
+    "SteppedReplay",
+    "StreamReport",
+    "Trace",
+    "TraceStream",
+    "fit_pass_timing",
+    "replay_stream",
+    "replay_trace",
+]
 
 if TYPE_CHECKING:
     from fpmsdk.replay.fitted import fit_pass_timing
     from fpmsdk.replay.recording import RecordedPasses
     from fpmsdk.replay.report import ReplayReport
     from fpmsdk.replay.run import replay_trace
+    from fpmsdk.replay.run_stream import StreamReport, replay_stream
+    from fpmsdk.replay.stepped import SteppedReplay
+    from fpmsdk.replay.stepped_rank import SteppedRank
     from fpmsdk.replay.trace import Trace
+    from fpmsdk.replay.trace_stream import TraceStream
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,23 +45,48 @@ def arrival_times_ms(
     >>> arrival_times_ms(3, request_rate=10.0).round(3).tolist()
     [0.0, 102.006, 104.539]
     """
+    (times,) = arrival_portions_ms(
+        count,
+        count,
+        request_rate=request_rate,
+        arrival_interval_ms=arrival_interval_ms,
+        arrival_seed=arrival_seed,
+    )
+    return times
+
+
+def arrival_portions_ms(
+    count: int,
+    portion: int = 1,
+    *,
+    request_rate: float | None = None,
+    arrival_interval_ms: float | None = None,
+    arrival_seed: int | None = None,
+) -> Iterator[NDArray[np.float64]]:
+    """The same arrivals, at most `portion` at a time; raises TraceError before the first."""
     if request_rate is not None and arrival_interval_ms is not None:
         raise TraceError("request_rate and arrival_interval_ms both set the arrivals; give one", field="request_rate")
     if request_rate is None:
         if arrival_seed is not None:
             raise TraceError("arrival_seed has no effect without request_rate; leave it out", field="arrival_seed")
         interval = 0.0 if arrival_interval_ms is None else checked_number("arrival_interval_ms", arrival_interval_ms)
-        return np.arange(count, dtype=np.float64) * interval
+        for first in range(0, count, portion):
+            yield np.arange(first, min(first + portion, count), dtype=np.float64) * interval
+        return
     rate = checked_number("request_rate", request_rate)
     if rate == 0 or not math.isfinite(1000 / rate):
         raise TraceError(f"request_rate is {rate!r}; give requests per second above 0", field="request_rate")
     seed = DEFAULT_SEED if arrival_seed is None else checked_integer("arrival_seed", arrival_seed, 0)
     # The generator of the standard library: its stream is part of its contract.
     generator = random.Random(seed)
-    times = np.zeros(count)
-    for index in range(1, count):
-        times[index] = times[index - 1] + generator.expovariate(rate) * 1000.0
-    return times
+    at_ms = 0.0
+    for first in range(0, count, portion):
+        times = np.empty(min(portion, count - first))
+        for index in range(len(times)):
+            if first + index > 0:
+                at_ms += generator.expovariate(rate) * 1000.0
+            times[index] = at_ms
+        yield times
 
 
 def checked_number(name: str, value: Any) -> float:

@@ -107,12 +107,11 @@ class TraceBuilder:
     def _check_names(self, path: str) -> None:
         # A given name may be the one that a row without name gets.
         if len(set(self._request_ids)) < len(self._request_ids):
-            seen: set[str] = set()
+            seen: dict[str, int] = {}
             for name, line in zip(self._request_ids, self._lines, strict=True):
-                if name in seen:
-                    text = f'{path}: trace line {line} repeats request_id "{name}"; request ids are unique'
-                    raise TraceError(text, path=path, line=line, field="request_id")
-                seen.add(name)
+                if seen.setdefault(name, line) != line:
+                    text = f'repeats request_id "{name}" of line {seen[name]}; request ids are unique'
+                    raise TraceError(f"{path}: trace line {line} {text}", path=path, line=line, field="request_id")
 
 
 def _offsets(counts: array[int]) -> NDArray[np.int64]:

@@ -5,18 +5,17 @@ Source: engine-and-replay.md section 5.2.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fpmsdk.replay.builder import check_span
 from fpmsdk.replay.formats import open_trace, writing, written_form
-from fpmsdk.replay.formats.reader import Reader, ReadOptions
-from fpmsdk.replay.formats.source import no_requests
-from fpmsdk.replay.rows import LeftOut, PlacedRow, Row
+from fpmsdk.replay.formats.reader import ReadOptions
+from fpmsdk.replay.rows import PlacedRow
+from fpmsdk.replay.spool import Spool
 from fpmsdk.replay.trace import Trace
 
 _ROWS_PER_STEP = 1000
@@ -42,10 +41,10 @@ def convert_trace(
     options: ReadOptions | None = None,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Conversion:
-    """Write a trace file in another form; the source is read twice, its earliest arrival becomes 0.
+    """Write a trace file in another form; its earliest arrival becomes 0.
 
-    Memory does not grow with the number of requests, but for an entry per name of a request or session that the
-    source gives. Forms that are one document (`guidellm`, `recorded`) are decoded whole.
+    Memory does not grow with the number of requests: between reading and writing they are on disk. A form that is one
+    document (`recorded`) and a single Weka play are decoded whole.
 
     Parameters
     ----------
@@ -70,71 +69,16 @@ def convert_trace(
     [0.0, 40500.0]
     """
     form = written_form(target, target_format)
-    origin, block_tokens = _surveyed(open_trace(source, source_format, options), advance)
     reader = open_trace(source, source_format, options)
-    left_out: Counter[str] = Counter()
-    num_requests = 0
-
-    def rows() -> Iterator[PlacedRow]:
-        nonlocal num_requests
-        timeline = reader.timeline()
-        for row in _counted(reader, advance):
-            if not isinstance(row, Row):
-                left_out[row.reason] += 1
-                continue
-            _, turn, delay_ms = timeline.place(row)
-            arrival_ms = reader.clock.to_ms((row.at or 0) - origin) if turn == 0 else None
-            num_requests += 1
-            yield _placed(row, arrival_ms, delay_ms)
-
-    with writing(target, form, block_tokens) as writer:
-        writer.write(rows())
-    return Conversion(reader.form, form, block_tokens, num_requests, dict(left_out))
+    with closing(Spool(reader, advance)) as spool, writing(target, form, spool.block_tokens) as writer:
+        writer.write(spool.rows())
+    return Conversion(reader.form, form, spool.block_tokens, spool.num_requests, dict(spool.left_out))
 
 
 def write_trace(trace: Trace, path: str | Path, format: str | None = None) -> None:
     """Write a `Trace`; see `Trace.write`."""
     with writing(path, written_form(path, format), trace.block_tokens) as writer:
         writer.write(_rows_of(trace))
-
-
-def _surveyed(reader: Reader, advance: Callable[[int], None]) -> tuple[float, int]:
-    """The earliest arrival and the size of a block; everything is checked on the way."""
-    timeline = reader.timeline()
-    first: tuple[float, int] | None = None
-    last: tuple[float, int] | None = None
-    for row in _counted(reader, advance):
-        if isinstance(row, Row) and timeline.place(row)[1] == 0:
-            found = (row.at or 0, row.line)
-            first = found if first is None or found[0] < first[0] else first
-            last = found if last is None or found[0] > last[0] else last
-    if first is None or last is None:
-        raise no_requests(reader.path)
-    check_span(str(reader.path), reader.clock.to_ms(last[0] - first[0]), first[1], last[1])
-    return 0 if reader.keeps_clock else first[0], reader.block_tokens
-
-
-def _counted(reader: Reader, advance: Callable[[int], None]) -> Iterator[Row | LeftOut]:
-    for number, row in enumerate(reader.rows(), 1):
-        yield row
-        if number % _ROWS_PER_STEP == 0:
-            advance(_ROWS_PER_STEP)
-
-
-def _placed(row: Row, arrival_ms: float | None, delay_ms: float) -> PlacedRow:
-    return PlacedRow(
-        row.name,
-        row.session_id,
-        arrival_ms,
-        delay_ms,
-        row.prompt_tokens,
-        row.output_tokens,
-        row.priority,
-        row.dp_rank,
-        row.prefill_dp_rank,
-        row.hash_ids,
-        row.awaits,
-    )
 
 
 def _rows_of(trace: Trace) -> Iterator[PlacedRow]:

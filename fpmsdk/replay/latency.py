@@ -56,7 +56,7 @@ class Distribution:
             min=float(sample[0]),
             max=float(sample[-1]),
             std=float(sample.std()),
-            **{name: float(sample[_rank(sample.size, p)]) for name, p in PERCENTILES.items()},
+            **{name: float(sample[rank_of(sample.size, p)]) for name, p in PERCENTILES.items()},
         )
 
     @classmethod
@@ -69,23 +69,20 @@ class Distribution:
         >>> Distribution.of_stream([1.0, 11.0], [3, 1]).median
         0.9989999999999999
         """
-        stream, weights = np.asarray(values, np.float64), np.asarray(counts, np.int64)
-        kept = np.isfinite(stream) & (weights > 0)
-        stream, inverse = np.unique(stream[kept], return_inverse=True)
+        stream, weights = merged_stream(values, counts)
         if stream.size == 0:
             return cls()
-        weights = np.bincount(inverse, weights[kept]).astype(np.int64)
         total = int(weights.sum())
         mean = float((stream * weights).sum() / total)
         # Buckets ascend with their values, so the rank is found among the values themselves.
         ends = np.cumsum(weights)
-        at = {name: float(stream[np.searchsorted(ends, _rank(total, p), "right")]) for name, p in PERCENTILES.items()}
+        at = {name: float(stream[np.searchsorted(ends, rank_of(total, p), "right")]) for name, p in PERCENTILES.items()}
         return cls(
             mean=mean,
             min=float(stream[0]),
             max=float(stream[-1]),
             std=math.sqrt(float(((stream - mean) ** 2 * weights).sum() / total)),
-            **(at if exact or total == 1 else {name: _sketched(value) for name, value in at.items()}),
+            **(at if exact or total == 1 else {name: sketched(value) for name, value in at.items()}),
         )
 
     def named(self, name: str) -> dict[str, float]:
@@ -97,12 +94,26 @@ class Distribution:
         return {f"{figure}_{name}": value for figure, value in asdict(self).items()}
 
 
-def _rank(n: int, percent: int) -> int:
+def merged_stream(values: ArrayLike, counts: ArrayLike) -> tuple[Float64, NDArray[np.int64]]:
+    """The distinct finite values of a stream in ascending order, and how often each occurred.
+
+    >>> [column.tolist() for column in merged_stream([2.0, 1.0, 2.0], [1, 5, 2])]
+    [[1.0, 2.0], [5, 3]]
+    """
+    stream, weights = np.asarray(values, np.float64), np.asarray(counts, np.int64)
+    kept = np.isfinite(stream) & (weights > 0)
+    stream, inverse = np.unique(stream[kept], return_inverse=True)
+    return stream, np.bincount(inverse, weights[kept], len(stream)).astype(np.int64)
+
+
+def rank_of(n: int, percent: int) -> int:
+    """The place, from 0, of a percentile in a sorted sample of n values."""
     # round((n - 1) * percent / 100) with halves away from zero, in integers.
     return ((n - 1) * percent + 50) // 100
 
 
-def _sketched(value: float) -> float:
+def sketched(value: float) -> float:
+    """What a DDSketch answers for a value."""
     if value <= 0:
         return 0.0
     bucket = math.ceil(math.log(value) / _SKETCH_LOG_GAMMA)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from fpmsdk._ext.pages import KvCache, PrefixKeys
 from fpmsdk._ext.placement import KvAwarePlacement, Placement
 from fpmsdk._ext.pricing import FixedTiming, PassPricer
 from fpmsdk._ext.recorder import Recorder
+from fpmsdk._ext.rolling import RollingKeys
 from fpmsdk._ext.scheduler import Requests, Role, Scheduler
 from fpmsdk._ext.speculation import DraftAcceptance
 from fpmsdk._ext.workers import WorkerPool
@@ -46,25 +47,52 @@ class PoolPlan:
 
     def build(self, trace: Trace, requests: Requests, recorder: Recorder) -> WorkerPool:
         """Return the pool, ready to serve the requests of the trace."""
-        engine = self.launch.engine
-        keys = self._keys(trace)
+        return self._pool(requests, recorder, self._keys(trace), None)
+
+    def build_rolling(
+        self, trace_block_tokens: int, few_keys: int, requests: Requests, recorder: Recorder
+    ) -> WorkerPool:
+        """Return the pool, ready to serve requests that come and go.
+
+        Their hash ids stand for so many tokens; few keys are kept although nobody needs them.
+        """
+        keys = None
+        if self._needs_keys:
+            keys = RollingKeys(requests.count, trace_block_tokens, self.launch.engine.block_size, few_keys)
+        return self._pool(requests, recorder, keys, keys)
+
+    def _pool(
+        self, requests: Requests, recorder: Recorder, keys: PrefixKeys | None, rolling: RollingKeys | None
+    ) -> WorkerPool:
         num_ranks = self.num_workers * self.launch.dp_size
         schedulers = [self._scheduler(requests, keys, rank) for rank in range(num_ranks)]
         placement: Placement
         if self.placement == "kv_aware" and keys is not None:
             placement = KvAwarePlacement(self.num_workers, self.launch.dp_size, requests, keys)
         else:
-            placement = Placement(self.num_workers, self.launch.dp_size, engine.worker_type != "aggregated")
-        return WorkerPool(schedulers, self.pricer, placement, recorder, self.pass_by_pass)
+            fills_workers = self.launch.engine.worker_type != "aggregated"
+            placement = Placement(self.num_workers, self.launch.dp_size, fills_workers)
+        return WorkerPool(schedulers, self.pricer, placement, recorder, self.pass_by_pass, rolling)
+
+    def build_rank(self, trace_block_tokens: int, requests: Requests) -> Scheduler:
+        """Return one rank without a pool, for requests that come and go; it keeps its KV events."""
+        keys = None
+        if self.launch.engine.enable_prefix_caching:
+            keys = RollingKeys(requests.count, trace_block_tokens, self.launch.engine.block_size)
+        return replace(self, placement="kv_aware")._scheduler(requests, keys, 0)
 
     def refusals(self, trace: Trace) -> NDArray[np.int8]:
         """What a rank says to each request that comes alone, int8[n] of `Refusal`."""
         requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
         return self._scheduler(requests, self._keys(trace), 0).refusals()
 
+    @property
+    def _needs_keys(self) -> bool:
+        return self.launch.engine.enable_prefix_caching or self.placement == "kv_aware"
+
     def _keys(self, trace: Trace) -> PrefixKeys | None:
         engine = self.launch.engine
-        if not engine.enable_prefix_caching and self.placement != "kv_aware":
+        if not self._needs_keys:
             return None
         return PrefixKeys(
             trace.prompt_tokens,

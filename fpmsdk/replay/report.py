@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from fpmsdk.errors import ConfigError, EmptyResultError
 from fpmsdk.files import whole_file
-from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla
+from fpmsdk.replay.fold import latencies_of
+from fpmsdk.replay.latency import Distribution, RequestLatencies, Sla, merged_stream
+from fpmsdk.replay.totals import Totals, first_rejected, provision
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,11 +69,11 @@ class ReplayReport:
 
     Parameters
     ----------
-    requests: an array of length n per column: `request_id`, `session_id`, `rejection_reason` (str or
-        None), `status` (str; `completed`, `rejected` or `unfinished`), `turn_index`, `prompt_tokens`,
-        `requested_output_tokens`, `output_tokens`, `reused_tokens`, `first_reused_tokens`, `num_admissions`,
-        `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`, `first_admit_ms`,
-        `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived. Of
+    requests: an array of length n per column: `request_id`, `session_id`, `rejection_reason` (str or None),
+        `status` (str; `completed`, `rejected`, `failed` of a prompt that no decode worker can take, or `unfinished`),
+        `turn_index`, `prompt_tokens`, `requested_output_tokens`, `output_tokens`, `reused_tokens`,
+        `first_reused_tokens`, `num_admissions`, `num_preemptions`, `worker`, and in ms, NaN when absent, `arrival_ms`,
+        `first_admit_ms`, `first_token_ms`, `second_token_ms`, `last_token_ms`, `end_ms`. Only requests that arrived. Of
         disaggregated serving also `prefill_worker`, `decode_reused_tokens` and the times of the transfer.
     admissions: `request` (row of `requests`), `at_ms` and `reused_tokens` of each admission, in order of time; of
         disaggregated serving also `pool`.
@@ -134,31 +136,21 @@ class ReplayReport:
         self._samples = samples
         self._sample_interval_ms = sample_interval_ms
         self._dp_sizes = dict(dp_sizes or {"agg": 1})
-        self.latencies = RequestLatencies.of(
-            requests["arrival_ms"],
-            requests["first_token_ms"],
-            requests["second_token_ms"],
-            requests["last_token_ms"],
-            requests["output_tokens"],
-        )
-        self.request_columns: Columns = {
-            **requests,
-            "ttft_ms": self.latencies.ttft_ms,
-            "ttst_ms": self.latencies.ttst_ms,
-            "itl_ms": self.latencies.itl_ms,
-            "e2e_latency_ms": self.latencies.e2e_ms,
-        }
+        self.latencies = latencies_of(requests)
+        self.request_columns = _with_latencies(requests, self.latencies)
         self.admission_columns = admissions
         self.pass_columns = passes
         self.preemption_columns: Columns = preemptions or {}
         self.options = dict(options or {})
         self._completed = requests["status"] == "completed"
-        if not self._completed.any():
-            raise EmptyResultError(self._why_empty())
+        totals = Totals()
+        totals.add(self.request_columns, self.latencies, sla)
+        if not totals.completed:
+            raise EmptyResultError(totals.why_empty(first_rejected(self.request_columns)))
         self.summary: dict[str, Any] = {
-            **self._volume(clock_ms, wall_time_ms),
-            **_provision(clock_ms, num_workers, gpus_per_worker, num_prefill_workers, prefill_gpus_per_worker),
-            **(self._goodput(sla) if sla is not None else {}),
+            **totals.volume(wall_time_ms),
+            **provision(clock_ms, num_workers, gpus_per_worker, num_prefill_workers, prefill_gpus_per_worker),
+            **(totals.goodput() if sla is not None else {}),
             **self._distributions(gap_ms, gap_count, exact_itl),
             "kv_eviction_policy": "lru",
             "committed_prefill_tokens": committed_prefill_tokens,
@@ -361,31 +353,7 @@ class ReplayReport:
         >>> report.table().title
         '2 of 2 requests completed'
         """
-        from rich.table import Table
-
-        summary = self.summary
-        table = Table(
-            title=("PARTIAL, interrupted: " if self.partial else "")
-            + f"{summary['completed_requests']:,} of {summary['num_requests']:,} requests completed",
-            caption=(
-                f"{summary['duration_ms'] / 1e3:,.1f} s simulated, "
-                f"{summary['request_throughput_rps']:,.2f} requests/s, "
-                f"{summary['output_throughput_tok_s']:,.0f} output tokens/s"
-            ),
-        )
-        table.add_column("ms")
-        figures = ("mean", "median", "p90", "p99", "max")
-        for figure in figures:
-            table.add_column(figure, justify="right")
-        for label, name in (
-            ("TTFT", "ttft"),
-            ("TTST", "ttst"),
-            ("ITL", "itl"),
-            ("TPOT", "tpot"),
-            ("end to end", "e2e_latency"),
-        ):
-            table.add_row(label, *(f"{summary[f'{figure}_{name}_ms']:,.2f}" for figure in figures))
-        return table
+        return summary_table(self.summary, self.partial)
 
     def _admission_histories(self) -> list[list[dict[str, Any]]]:
         histories: list[list[dict[str, Any]]] = [[] for _ in self._completed]
@@ -399,58 +367,12 @@ class ReplayReport:
             history.append({"at_ms": at_ms, "reused_input_tokens": reused, "is_readmission": is_readmission, **pool})
         return histories
 
-    def _why_empty(self) -> str:
-        status, reasons = self.request_columns["status"], self.request_columns["rejection_reason"]
-        rejected = int((status == "rejected").sum())
-        fault = f"no request completed: {rejected} of {len(status)} were rejected"
-        if rejected:
-            first = int(np.argmax(status == "rejected"))
-            fault += f", the first, {self.request_columns['request_id'][first]}, because {reasons[first]}"
-        return f"{fault}; {len(status) - rejected} were unfinished"
-
-    def _volume(self, clock_ms: float, wall_time_ms: float) -> dict[str, Any]:
-        wanted = ("prompt_tokens", "output_tokens", "end_ms", "reused_tokens", "first_reused_tokens")
-        names = (*wanted, *({"decode_reused_tokens"} & self.request_columns.keys()))
-        done = {name: self.request_columns[name][self._completed] for name in names}
-        inputs, outputs = int(done["prompt_tokens"].sum()), int(done["output_tokens"].sum())
-        duration_ms = float(done["end_ms"].max())
-        seconds = max(duration_ms, 1e-6) / 1e3
-        wall_seconds = max(wall_time_ms, 1e-6) / 1e3
-        return {
-            "num_requests": len(self._completed),
-            "completed_requests": int(self._completed.sum()),
-            "total_input_tokens": inputs,
-            "total_output_tokens": outputs,
-            "duration_ms": duration_ms,
-            "wall_time_ms": wall_time_ms,
-            "request_throughput_rps": int(self._completed.sum()) / seconds,
-            "input_throughput_tok_s": inputs / seconds,
-            "output_throughput_tok_s": outputs / seconds,
-            "total_throughput_tok_s": (inputs + outputs) / seconds,
-            "power_w": None,  # no timing model so far knows its energy
-            "power_coverage": None,
-            "processed_tokens": inputs + outputs,
-            "processed_tokens_per_s": (inputs + outputs) / wall_seconds,
-            "processed_output_tokens_per_s": outputs / wall_seconds,
-            "prefix_cache_reused_ratio": int(_best_reuse(done).sum()) / inputs,
-            "first_admission_prefix_cache_reused_ratio": int(done["first_reused_tokens"].sum()) / inputs,
-        }
-
-    def _goodput(self, sla: Sla) -> dict[str, Any]:
-        columns = self.request_columns
-        good = self._completed & sla.met_by(self.latencies, columns["arrival_ms"], columns["end_ms"])
-        seconds = max(float(columns["end_ms"][self._completed].max()), 1e-6) / 1e3
-        return {
-            "goodput_completed_requests": int(good.sum()),
-            "goodput_request_throughput_rps": int(good.sum()) / seconds,
-            "goodput_output_throughput_tok_s": int(columns["output_tokens"][good].sum()) / seconds,
-        }
-
     def _distributions(
         self, gap_ms: NDArray[np.float64], gap_count: NDArray[np.int64], exact_itl: bool
     ) -> dict[str, Any]:
         done = self._completed
         latencies = self.latencies
+        gap_ms, gap_count = merged_stream(gap_ms, gap_count)
         positive = gap_ms > 0
         return {
             "num_ttft_samples": _present(latencies.ttft_ms[done]),
@@ -467,26 +389,47 @@ class ReplayReport:
         }
 
 
-def _best_reuse(requests: Columns) -> NDArray[np.int64]:
-    """Tokens reused in the best admission of each request, whichever pool it was in."""
-    decode = requests.get("decode_reused_tokens", requests["reused_tokens"])
-    best: NDArray[np.int64] = np.maximum(requests["reused_tokens"], decode)
-    return best
-
-
-def _provision(
-    clock_ms: float, num_workers: int, gpus_per_worker: int, num_prefill_workers: int, prefill_gpus_per_worker: int
-) -> dict[str, Any]:
-    """Worker seconds and GPU hours; an aggregated worker counts as a decode worker."""
-    prefill_seconds, decode_seconds = num_prefill_workers * clock_ms / 1e3, num_workers * clock_ms / 1e3
-    gpu_seconds = prefill_seconds * prefill_gpus_per_worker + decode_seconds * gpus_per_worker
+def _with_latencies(requests: Columns, latencies: RequestLatencies) -> Columns:
     return {
-        "prefill_worker_seconds": prefill_seconds,
-        "decode_worker_seconds": decode_seconds,
-        "prefill_gpus_per_worker": prefill_gpus_per_worker,
-        "decode_gpus_per_worker": gpus_per_worker,
-        "gpu_hours": gpu_seconds / 3600,
+        **requests,
+        "ttft_ms": latencies.ttft_ms,
+        "ttst_ms": latencies.ttst_ms,
+        "itl_ms": latencies.itl_ms,
+        "e2e_latency_ms": latencies.e2e_ms,
     }
+
+
+def request_table(requests: Columns, latencies: RequestLatencies) -> pyarrow.Table:
+    """Request columns and their latencies as `ReplayReport.requests` has them."""
+    return _arrow(_with_latencies(requests, latencies))
+
+
+def summary_table(summary: Mapping[str, Any], partial: bool) -> Table:
+    """The main figures of a summary for a terminal."""
+    from rich.table import Table
+
+    table = Table(
+        title=("PARTIAL, interrupted: " if partial else "")
+        + f"{summary['completed_requests']:,} of {summary['num_requests']:,} requests completed",
+        caption=(
+            f"{summary['duration_ms'] / 1e3:,.1f} s simulated, "
+            f"{summary['request_throughput_rps']:,.2f} requests/s, "
+            f"{summary['output_throughput_tok_s']:,.0f} output tokens/s"
+        ),
+    )
+    table.add_column("ms")
+    figures = ("mean", "median", "p90", "p99", "max")
+    for figure in figures:
+        table.add_column(figure, justify="right")
+    for label, name in (
+        ("TTFT", "ttft"),
+        ("TTST", "ttst"),
+        ("ITL", "itl"),
+        ("TPOT", "tpot"),
+        ("end to end", "e2e_latency"),
+    ):
+        table.add_row(label, *(f"{summary[f'{figure}_{name}_ms']:,.2f}" for figure in figures))
+    return table
 
 
 def _present(values: NDArray[np.float64]) -> int:

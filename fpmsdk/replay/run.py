@@ -10,38 +10,27 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
-from fpmsdk._ext.recorded import RecordedTiming
 from fpmsdk._ext.recorder import Recorder
 from fpmsdk._ext.replay import Replay
 from fpmsdk._ext.scheduler import Refusal, Requests, Status
 from fpmsdk.config.schema import shown
-from fpmsdk.errors import (
-    ConfigError,
-    KvForwardTooLargeError,
-    MissingCapabilityError,
-    ReplayError,
-    ReplayInterrupted,
-    TimingError,
-    TraceError,
-)
-from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
+from fpmsdk.errors import ConfigError, KvForwardTooLargeError, ReplayError, ReplayInterrupted, TraceError
+from fpmsdk.launch.config import EngineLaunchConfig
 from fpmsdk.replay.coverage import coverage_on_failure, coverage_roles, replay_coverage
 from fpmsdk.replay.latency import Sla
-from fpmsdk.replay.pools import VLLM_DEFAULTS, PoolPlan, check_simulated, parsed_version
+from fpmsdk.replay.options import check_integer, check_number
+from fpmsdk.replay.pools import PoolPlan
 from fpmsdk.replay.rejections import rejection_reasons
 from fpmsdk.replay.report import ReplayReport
+from fpmsdk.replay.system import planned_system
 from fpmsdk.replay.trace import Trace
 
-# What a replay keeps in memory and visits at every event, and what fits its 64-bit sums of KV tokens.
-MAX_RANKS = 65_536
-MAX_KV_TOKENS = 2**62
 # Durations are counted in 64-bit seconds; figures of much later times would overflow.
 MAX_TIME_MS = 2.0**64 * 1e3
 
@@ -151,67 +140,37 @@ def replay_trace(
     >>> replay_trace(trace, launch=launch).summary["mean_ttft_ms"]
     13.0
     """
-    _check_options(
-        trace,
-        scheduler_rules,
-        mixed_pass_pricing,
-        num_workers,
-        placement,
-        num_prefill_workers,
-        handoff_latency_ms,
-        arrival_speedup_ratio,
-        concurrency,
-        max_sim_time_ms,
-        sample_interval_ms,
+    if not isinstance(trace, Trace):
+        raise TraceError(f"trace is {shown(trace)}; give a Trace, as Trace.read(path) returns")
+    check_load(bool(trace.delay_ms.any()), arrival_speedup_ratio, concurrency, max_sim_time_ms)
+    if sample_interval_ms is not None:
+        check_number("sample_interval_ms", sample_interval_ms, sys.float_info.min)
+    system = planned_system(
+        launch=launch,
+        timing=timing,
+        scheduler_rules=scheduler_rules,
+        mixed_pass_pricing=mixed_pass_pricing,
+        num_workers=num_workers,
+        placement=placement,
+        prefill_launch=prefill_launch,
+        prefill_timing=prefill_timing,
+        num_prefill_workers=num_prefill_workers,
+        handoff_latency_ms=handoff_latency_ms,
+        sla=sla,
+        scheduling_policy=scheduling_policy,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=long_prefill_token_threshold_adaptive,
+        vllm_version=vllm_version,
+        watermark=watermark,
+        scheduler_reserve_full_isl=scheduler_reserve_full_isl,
     )
-    launch = _sized(_launch_config(launch), timing)
-    bounds = sla if sla is None or isinstance(sla, Sla) else Sla.from_dict(sla)
-    vllm_settings = {
-        "scheduling_policy": scheduling_policy,
-        "long_prefill_token_threshold": long_prefill_token_threshold,
-        "long_prefill_token_threshold_adaptive": long_prefill_token_threshold_adaptive,
-        "vllm_version": vllm_version,
-        "watermark": watermark,
-        "scheduler_reserve_full_isl": scheduler_reserve_full_isl,
-    }
-
-    recordings: list[RecordedTiming] = []
-
-    def plan(
-        launch: EngineLaunchConfig, num_workers: int, timing: Any, placement: str, workers_name: str = "num_workers"
-    ) -> PoolPlan:
-        engine = launch.engine
-        check_simulated(engine, scheduler_rules)
-        _check_size(launch, num_workers, workers_name)
-        _check_vllm_settings(vllm_settings, engine, scheduler_rules)
-        model = as_timing_model(engine.timing_model if timing is None else timing)
-        pricer = PassPricer(model, mixed_pass_pricing == "composed", engine.speedup_ratio, engine.decode_speedup_ratio)
-        if isinstance(model, RecordedTiming):  # durations as they came out, whole passes each
-            recordings.append(model)
-            pricer = PassPricer(model, True, 1.0, 1.0)
-        settings = {"scheduler_rules": scheduler_rules, **vllm_settings}
-        return PoolPlan(launch, num_workers, pricer, placement, settings)
-
-    prefill = None
-    if prefill_launch is not None:
-        prefill = plan(
-            _sized(_launch_config(prefill_launch), prefill_timing),
-            num_prefill_workers,
-            prefill_timing,
-            placement,
-            "num_prefill_workers",
-        )
-        placement = "round_robin"
-    _check_topology(launch, prefill, prefill_timing, num_prefill_workers, handoff_latency_ms)
-    _check_warm_cache(warm_prefix_cache, trace, launch if prefill is None else prefill.launch)
-    main = plan(launch, num_workers, timing, placement)
-    plans = [main] if prefill is None else [prefill, main]
+    plans = system.plans
+    _check_warm_cache(warm_prefix_cache, trace, plans[0].launch)
     for pool in plans:
-        _check_dp_ranks(trace, pool.launch)
+        check_dp_ranks(trace.request_ids, pool.launch, trace.dp_rank, trace.prefill_dp_rank)
 
     requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
     recorder = Recorder(len(trace), record_passes, sample_interval_ms is not None)
-    source = launch if prefill is None else prefill.launch
     pools = [pool.build(trace, requests, recorder) for pool in plans]
     if warm_prefix_cache:
         pools[0].warm_prefix_caches()
@@ -219,14 +178,11 @@ def replay_trace(
         requests,
         recorder,
         pools[-1],
-        None if prefill is None else pools[0],
-        transfer_bytes_per_token=float(source.engine.kv_transfer_bytes_per_token or 0),
-        transfer_bytes_per_s=(source.engine.kv_transfer_bandwidth or 0.0) * 1e9,
-        handoff_ms=handoff_latency_ms,
-        transfers_missing_only=source.engine.kv_transfer_timing_mode == "destination_missing",
-        arrival_ms=_sped_up(trace.arrival_ms, arrival_speedup_ratio),
+        None if system.prefill is None else pools[0],
+        **system.transfer,
+        arrival_ms=sped_up(trace.arrival_ms, arrival_speedup_ratio),
         next_turn=_next_turns(trace),
-        delay_ms=_sped_up(trace.delay_ms, arrival_speedup_ratio),
+        delay_ms=sped_up(trace.delay_ms, arrival_speedup_ratio),
         followers=_followers(trace) if len(trace.awaits) else None,
         concurrency=min(concurrency or 0, len(trace)),
         dp_rank=trace.dp_rank,
@@ -236,21 +192,21 @@ def replay_trace(
         request_ids=trace.request_ids.tolist(),
     )
     started = time.perf_counter()
-    timings = [timing] if prefill_timing is None or prefill_timing is timing else [prefill_timing, timing]
-    interrupted = _was_interrupted(replay, trace, timings)
+    interrupted = was_interrupted(replay, trace.request_ids, system.timings)
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
     stopped = f"interrupted at {replay.now_ms:,.1f} ms of simulated time"
-    if interrupted and Status.COMPLETED not in requests.column("status"):
+    if interrupted and Status.COMPLETED not in requests.of("status", slice(None)):
         raise ReplayInterrupted(f"{stopped}, before any request completed")
     gaps = recorder.gaps.array()
     arrived = ~np.isnan(recorder.column("arrival_ms"))
     columns = _request_columns(trace, requests, recorder, plans, scheduler_rules)
+    roles = coverage_roles(*system.timings)
     report = ReplayReport(
         requests=columns if arrived.all() else {name: column[arrived] for name, column in columns.items()},
         admissions=_admission_columns(recorder.admissions.array(), arrived, len(plans) > 1),
         passes=_pass_columns(
-            recorder.passes.array(), scheduler_rules == "simulator" and bool(launch.engine.kv_cache_groups)
+            recorder.passes.array(), scheduler_rules == "simulator" and bool(system.main.launch.engine.kv_cache_groups)
         ),
         preemptions=_preemption_columns(trace, recorder.preemptions.array()),
         samples=_table_columns(recorder.samples.array()),
@@ -262,191 +218,59 @@ def replay_trace(
         committed_prefill_tokens=recorder.committed_prefill_tokens,
         clock_ms=replay.now_ms,
         wall_time_ms=wall_time_ms,
-        num_workers=num_workers,
-        gpus_per_worker=main.num_gpus_per_worker,
-        num_prefill_workers=0 if prefill is None else num_prefill_workers,
-        prefill_gpus_per_worker=0 if prefill is None else prefill.num_gpus_per_worker,
-        options={
-            "scheduler_rules": scheduler_rules,
-            "mixed_pass_pricing": mixed_pass_pricing,
-            "num_workers": num_workers,
-            "placement": plans[0].placement,
-            "arrival_speedup_ratio": arrival_speedup_ratio,
-            "concurrency": concurrency,
-            "max_sim_time_ms": max_sim_time_ms,
-            "warm_prefix_cache": warm_prefix_cache,
-            "exact_itl": exact_itl,
-            **vllm_settings,
-            "launch": launch.to_dict(),
-            **(
-                {}
-                if prefill is None
-                else {
-                    "prefill_launch": prefill.launch.to_dict(),
-                    "num_prefill_workers": num_prefill_workers,
-                    "handoff_latency_ms": handoff_latency_ms,
-                }
-            ),
-        },
-        sla=bounds,
+        **system.provision,
+        options={**system.options}
+        | load_options(arrival_speedup_ratio, concurrency, max_sim_time_ms, exact_itl)
+        | {"warm_prefix_cache": warm_prefix_cache},
+        sla=system.sla,
         exact_itl=exact_itl,
-        fpm_query_coverage=replay_coverage(roles, completed=True) if (roles := coverage_roles(*timings)) else None,
+        fpm_query_coverage=replay_coverage(roles, completed=True)
+        if (roles := coverage_roles(*system.timings))
+        else None,
     )
     report.summary["composed_passes"] = sum(pool.pricer.num_composed for pool in plans)
     report.summary["mixed_passes_priced_separately"] = sum(pool.pricer.num_fallback for pool in plans)
     if interrupted:
         raise ReplayInterrupted(stopped, report)
-    _check_recordings_used(recordings)
+    system.check_recordings_used()
     return report
 
 
-def _check_options(
-    trace: Any,
-    scheduler_rules: Any,
-    mixed_pass_pricing: Any,
-    num_workers: Any,
-    placement: Any,
-    num_prefill_workers: Any,
-    handoff_latency_ms: Any,
-    arrival_speedup_ratio: Any,
-    concurrency: Any,
-    max_sim_time_ms: Any,
-    sample_interval_ms: Any,
-) -> None:
-    if not isinstance(trace, Trace):
-        raise TraceError(f"trace is {shown(trace)}; give a Trace, as Trace.read(path) returns")
-    _check_choice("scheduler_rules", scheduler_rules, ("vllm", "simulator"))
-    _check_choice("mixed_pass_pricing", mixed_pass_pricing, ("composed", "separate"))
-    _check_integer("num_workers", num_workers, 1)
-    _check_load(trace, arrival_speedup_ratio, concurrency, max_sim_time_ms)
-    if sample_interval_ms is not None:
-        _check_number("sample_interval_ms", sample_interval_ms, sys.float_info.min)
-    _check_choice("placement", placement, ("round_robin", "kv_aware"))
-    _check_integer("num_prefill_workers", num_prefill_workers, 1)
-    _check_number("handoff_latency_ms", handoff_latency_ms, 0.0)
+def load_options(
+    arrival_speedup_ratio: float, concurrency: int | None, max_sim_time_ms: float | None, exact_itl: bool
+) -> dict[str, Any]:
+    """Settings of the load and the figures, for a report."""
+    return {
+        "arrival_speedup_ratio": arrival_speedup_ratio,
+        "concurrency": concurrency,
+        "max_sim_time_ms": max_sim_time_ms,
+        "exact_itl": exact_itl,
+    }
 
 
-def _was_interrupted(replay: Replay, trace: Trace, timings: list[Any]) -> bool:
+def was_interrupted(replay: Replay, request_ids: Sequence[str] | NDArray[np.object_], timings: list[Any]) -> bool:
     """Run the replay; return whether Ctrl-C ended it."""
     with coverage_on_failure(*timings):
         try:
             replay.run()
         except KvForwardTooLargeError as fault:
-            raise ReplayError(fault.describe(repr(trace.request_ids[fault.request]))) from fault
+            raise ReplayError(fault.describe(repr(request_ids[fault.request]))) from fault
         except KeyboardInterrupt:
             return True
     return False
 
 
-def as_timing_model(timing: Any) -> TimingModel:
-    """Return the compiled timing model that a `timing` argument stands for.
-
-    Raises TimingError when it stands for none.
-
-    >>> as_timing_model({"type": "fixed", "prefill_ms": 10, "decode_ms": 1})
-    FixedTiming(prefill_ms=10.0, decode_ms=1.0)
-    """
-    if isinstance(timing, TimingModel):
-        return timing
-    if callable(getattr(timing, "timing_model", None)):
-        return as_timing_model(timing.timing_model())
-    if not isinstance(timing, Mapping):
-        return PythonTiming(timing)
-    kind = timing.get("type")
-    if kind == "polynomial":
-        return PolynomialTiming()
-    if kind == "fixed" and {"prefill_ms", "decode_ms"} <= timing.keys():
-        for phase in ("prefill_ms", "decode_ms"):
-            if not _is_latency(timing[phase]):
-                raise TimingError(f"fixed timing: {phase} is {shown(timing[phase])}; give finite ms of at least 0")
-        return FixedTiming(timing["prefill_ms"], timing["decode_ms"])
-    if kind == "external":
-        raise TimingError(
-            f"timing_model of provider {timing.get('provider')!r} is a configuration, not a model; "
-            "build the model and give it as timing="
-        )
-    raise TimingError(
-        f"timing is {shown(dict(timing))}; give {{type: polynomial}}, {{type: fixed, prefill_ms, decode_ms}} or a model"
-    )
-
-
-def _check_recordings_used(recordings: list[RecordedTiming]) -> None:
-    for recording in recordings:
-        for rank, unused in enumerate(recording.unused_passes()):
-            if unused:
-                raise ReplayError(
-                    f"the replay differs from the recording that prices it: {unused} recorded passes of rank {rank} "
-                    "did not happen; replay the trace, launch and options that were recorded"
-                )
-
-
-def _is_latency(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= sys.float_info.max
-
-
-def _launch_config(launch: EngineLaunchConfig | Mapping[str, Any] | None) -> EngineLaunchConfig:
-    if isinstance(launch, EngineLaunchConfig):
-        return launch
-    return EngineLaunchConfig.from_mapping({"engine": {}} if launch is None else launch)
-
-
-def _sized(launch: EngineLaunchConfig, timing: Any) -> EngineLaunchConfig:
-    # A model with a profile of its deployment knows how large the cache is.
-    resize = getattr(timing, "sized_launch", None)
-    sized: EngineLaunchConfig = resize(launch) if callable(resize) else launch
-    return sized
-
-
-def _check_topology(
-    launch: EngineLaunchConfig,
-    prefill: PoolPlan | None,
-    prefill_timing: Any,
-    num_prefill_workers: int,
-    handoff_latency_ms: float,
+def check_load(
+    has_delays: bool, arrival_speedup_ratio: float, concurrency: int | None, max_sim_time_ms: float | None
 ) -> None:
-    expected = {"launch": (launch, "aggregated")}
-    if prefill is not None:
-        expected = {"launch": (launch, "decode"), "prefill_launch": (prefill.launch, "prefill")}
-    for name, (given, worker_type) in expected.items():
-        if given.engine.worker_type != worker_type:
-            with_or_without = "without" if prefill is None else "with"
-            raise ConfigError(
-                f"{name}.engine.worker_type is {given.engine.worker_type!r}; {with_or_without} prefill_launch it must "
-                f"be {worker_type!r}",
-                f"{name}.engine.worker_type",
-            )
-    if prefill is not None:
-        if any(given.engine.backend == "trtllm" for given, _ in expected.values()):
-            raise MissingCapabilityError("disaggregated workers of backend trtllm cannot be replayed by this release")
-        engine = prefill.launch.engine
-        if handoff_latency_ms != 0.0 and engine.kv_transfer_bytes_per_token and engine.kv_transfer_bandwidth:
-            raise ConfigError(
-                "handoff_latency_ms has no effect when the prefill launch sets kv_transfer_bytes_per_token and "
-                "kv_transfer_bandwidth; leave it out",
-                "handoff_latency_ms",
-            )
-        return
-    given_options = {
-        "prefill_timing": prefill_timing is not None,
-        "num_prefill_workers": num_prefill_workers != 1,
-        "handoff_latency_ms": handoff_latency_ms != 0.0,
-    }
-    for option, is_given in given_options.items():
-        if is_given:
-            raise ConfigError(f"{option} has no effect without prefill_launch; leave it out", option)
-
-
-def _check_load(
-    trace: Trace, arrival_speedup_ratio: float, concurrency: int | None, max_sim_time_ms: float | None
-) -> None:
-    _check_number("arrival_speedup_ratio", arrival_speedup_ratio, sys.float_info.min)
+    """Raise ConfigError for options of the load that are out of range or have no effect."""
+    check_number("arrival_speedup_ratio", arrival_speedup_ratio, sys.float_info.min)
     if max_sim_time_ms is not None:
-        _check_number("max_sim_time_ms", max_sim_time_ms, 0.0)
+        check_number("max_sim_time_ms", max_sim_time_ms, 0.0)
     if concurrency is None:
         return
-    _check_integer("concurrency", concurrency, 1)
-    if arrival_speedup_ratio != 1.0 and not trace.delay_ms.any():
+    check_integer("concurrency", concurrency, 1)
+    if arrival_speedup_ratio != 1.0 and not has_delays:
         raise ConfigError(
             "arrival_speedup_ratio has no effect with concurrency on requests that wait for nothing; leave one out",
             "arrival_speedup_ratio",
@@ -459,36 +283,26 @@ def _check_warm_cache(is_warm: bool, trace: Trace, launch: EngineLaunchConfig) -
         raise ConfigError(f"warm_prefix_cache has no effect without {why}; leave it out", "warm_prefix_cache")
 
 
-def _check_dp_ranks(trace: Trace, launch: EngineLaunchConfig) -> None:
-    name = "prefill_dp_rank" if launch.engine.worker_type == "prefill" else "dp_rank"
-    ranks = getattr(trace, name)
+def check_dp_ranks(
+    request_ids: Sequence[str] | NDArray[np.object_],
+    launch: EngineLaunchConfig,
+    dp_rank: NDArray[np.int64],
+    prefill_dp_rank: NDArray[np.int64],
+) -> None:
+    """Raise ConfigError when a request asks for an attention-DP rank that the launch has not."""
+    is_prefill = launch.engine.worker_type == "prefill"
+    name, ranks = ("prefill_dp_rank", prefill_dp_rank) if is_prefill else ("dp_rank", dp_rank)
     outside = np.flatnonzero(ranks >= launch.dp_size)
     if outside.size:
         row = int(outside[0])
         raise ConfigError(
-            f"request {trace.request_ids[row]!r}: {name} {ranks[row]} is out of range for dp_size {launch.dp_size}",
+            f"request {request_ids[row]!r}: {name} {ranks[row]} is out of range for dp_size {launch.dp_size}",
             name,
         )
 
 
-def _check_size(launch: EngineLaunchConfig, num_workers: int, workers_name: str) -> None:
-    if num_workers * launch.dp_size > MAX_RANKS:
-        raise ConfigError(
-            f"{workers_name} {shown(num_workers)} with dp_size {launch.dp_size} are too many ranks; "
-            f"a replay simulates at most {MAX_RANKS:,}",
-            workers_name if num_workers > 1 else "dp_size",
-        )
-    engine = launch.engine
-    if engine.num_gpu_blocks * engine.block_size > MAX_KV_TOKENS:
-        largest = "num_gpu_blocks" if engine.num_gpu_blocks > engine.block_size else "block_size"
-        raise ConfigError(
-            f"engine.num_gpu_blocks {engine.num_gpu_blocks} of engine.block_size {engine.block_size} hold too many "
-            f"tokens; a replay simulates a KV cache of at most {MAX_KV_TOKENS}",
-            f"engine.{largest}",
-        )
-
-
-def _sped_up(times_ms: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:
+def sped_up(times_ms: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:
+    """Times divided by a ratio; raises ConfigError where they become too large."""
     with np.errstate(over="ignore"):
         divided = times_ms / ratio
     if (divided >= MAX_TIME_MS).any():
@@ -497,44 +311,6 @@ def _sped_up(times_ms: NDArray[np.float64], ratio: float) -> NDArray[np.float64]
             "arrival_speedup_ratio",
         )
     return divided
-
-
-def _check_vllm_settings(settings: Mapping[str, Any], engine: EngineConfig, scheduler_rules: str) -> None:
-    _check_choice("scheduling_policy", settings["scheduling_policy"], ("fcfs", "priority"))
-    _check_number("watermark", settings["watermark"], 0.0, below=1.0)
-    threshold = settings["long_prefill_token_threshold"]
-    _check_integer("long_prefill_token_threshold", threshold, 0, engine.max_model_len)
-    parsed_version(settings["vllm_version"])
-    if settings["long_prefill_token_threshold_adaptive"] and not threshold:
-        raise ConfigError(
-            "long_prefill_token_threshold_adaptive has no effect without long_prefill_token_threshold; give both",
-            "long_prefill_token_threshold_adaptive",
-        )
-    for name, default in VLLM_DEFAULTS.items():
-        if scheduler_rules == "simulator" and settings[name] != default:
-            raise ConfigError(
-                f"{name} is {settings[name]!r}, but scheduler_rules 'simulator' know no such setting; "
-                "leave it out or take 'vllm'",
-                name,
-            )
-
-
-def _check_choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in accepted:
-        raise ConfigError(f"{name} is {shown(value)}; give {' or '.join(accepted)}", name)
-
-
-def _check_integer(name: str, value: Any, lowest: int, highest: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest or value > (highest or value):
-        limit = "" if highest is None else f" and at most {highest}"
-        raise ConfigError(f"{name} is {shown(value)}; give an integer of at least {lowest}{limit}", name)
-
-
-def _check_number(name: str, value: Any, lowest: float, below: float = math.inf) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not lowest <= value < below or value > sys.float_info.max:
-        limit = "" if below == math.inf else f" and below {below}"
-        raise ConfigError(f"{name} is {shown(value)}; give a finite number of at least {lowest}{limit}", name)
 
 
 def _next_turns(trace: Trace) -> NDArray[np.int64]:
@@ -588,27 +364,45 @@ def _session_names(trace: Trace) -> NDArray[np.object_]:
 def _request_columns(
     trace: Trace, requests: Requests, recorder: Recorder, plans: list[PoolPlan], scheduler_rules: str
 ) -> dict[str, NDArray[Any]]:
-    outcomes = np.full(len(Status), "unfinished", object)
-    outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
-    reasons = rejection_reasons(plans[0].launch.engine, scheduler_rules)
-    status = requests.column("status")
-    was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")) | (len(plans) == 1)
     return {
         "request_id": trace.request_ids,
         "session_id": _session_names(trace),
         "turn_index": trace.turn_index,
         "prompt_tokens": trace.prompt_tokens,
         "requested_output_tokens": trace.output_tokens,
+        **outcome_columns(requests, recorder, plans, scheduler_rules, slice(None)),
+    }
+
+
+def outcome_columns(
+    requests: Requests,
+    recorder: Recorder,
+    plans: list[PoolPlan],
+    scheduler_rules: str,
+    chosen: slice | NDArray[np.int64],
+) -> dict[str, NDArray[Any]]:
+    """What became of chosen requests, as columns of a report."""
+    outcomes = np.full(len(Status), "unfinished", object)
+    outcomes[Status.COMPLETED], outcomes[Status.REJECTED] = "completed", "rejected"
+    outcomes[Status.CANCELED], outcomes[Status.FAILED] = "canceled", "failed"
+    reasons = rejection_reasons(plans[0].launch.engine, scheduler_rules)
+    status = requests.of("status", chosen)
+    refusal = requests.of("refusal", chosen)
+    # One that a time limit cuts off in the pass of its rejection is not rejected yet.
+    said = reasons[np.where(status == Status.REJECTED, refusal, int(Refusal.ACCEPTED))]
+    if len(plans) > 1:
+        reasons = rejection_reasons(plans[1].launch.engine, scheduler_rules)
+        of_decoder = np.array([reason and f"{reason} of a decode worker" for reason in reasons], object)
+        said = np.where(status == Status.FAILED, of_decoder[refusal], said)
+    was_with_decoder = ~np.isnan(recorder.column("destination_reserved_ms")[chosen]) | (len(plans) == 1)
+    names = (*_RECORDED_COLUMNS, *(_TRANSFER_COLUMNS if len(plans) > 1 else ()))
+    return {
         # The token of a prefill worker is hidden.
-        "output_tokens": np.where(was_with_decoder, requests.column("generated_tokens"), 0),
-        "num_preemptions": requests.column("num_preemptions"),
+        "output_tokens": np.where(was_with_decoder, requests.of("generated_tokens", chosen), 0),
+        "num_preemptions": requests.of("num_preemptions", chosen),
         "status": outcomes[status],
-        # One that a time limit cuts off in the pass of its rejection is not rejected yet.
-        "rejection_reason": reasons[
-            np.where(status == Status.REJECTED, requests.column("refusal"), int(Refusal.ACCEPTED))
-        ],
-        **{name: recorder.column(name) for name in _RECORDED_COLUMNS},
-        **({name: recorder.column(name) for name in _TRANSFER_COLUMNS} if len(plans) > 1 else {}),
+        "rejection_reason": said,
+        **{name: recorder.column(name)[chosen] for name in names},
     }
 
 

@@ -31,9 +31,11 @@ class Timeline:
     clock: that of the rows.
     fault: makes the error of a row from a text and the name of a field.
     counted: what the numbers of rows count, in errors.
+    checks_names: whether a request id that comes twice is a fault.
     """
 
-    def __init__(self, clock: Clock, fault: Fault, counted: str = "line") -> None:
+    def __init__(self, clock: Clock, fault: Fault, counted: str = "line", *, checks_names: bool = True) -> None:
+        self._checks_names = checks_names
         self._clock = clock
         self._fault = fault
         self._counted = counted
@@ -48,7 +50,8 @@ class Timeline:
         ------
         TraceError: a name comes twice, or a delay contradicts the session.
         """
-        self._check_name(row)
+        if self._checks_names:
+            self._check_name(row)
         if row.session_id is None:
             if row.delay:
                 raise self._first_turn_waits(row)

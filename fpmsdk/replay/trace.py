@@ -256,6 +256,26 @@ class Trace:
         >>> trace.request_ids.tolist()
         ['early', 'late']
         """
+        if len(session_ids) == len(request_ids) and (session_arrival_ms[1:] >= session_arrival_ms[:-1]).all():
+            # No sessions, and in order already.
+            return cls(
+                request_ids=np.array(request_ids, object),
+                arrival_ms=session_arrival_ms,
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                priority=priority,
+                session_ids=np.array(session_ids, object),
+                session_index=session,
+                turn_index=turn,
+                delay_ms=delay_ms,
+                dp_rank=dp_rank,
+                prefill_dp_rank=prefill_dp_rank,
+                hash_offsets=hash_offsets,
+                hash_ids=_dense(hash_ids),
+                block_tokens=block_tokens,
+                awaits_offsets=awaits_offsets,
+                awaits=awaits,
+            )
         by_arrival = np.argsort(session_arrival_ms, kind="stable")
         rank = np.empty(len(session_ids), np.int64)
         rank[by_arrival] = np.arange(len(session_ids))

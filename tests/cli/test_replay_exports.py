@@ -66,6 +66,47 @@ def test_exports_that_cannot_be_are_rejected(trace, options, said):
     assert said in ran.stderr
 
 
+def test_a_stream_has_the_summary_of_the_whole_and_rows_in_a_file(trace, tmp_path):
+    whole = json.loads(run(trace, "--fixed", 30, 5, "--json").stdout)["summary"]
+    done = run(trace, "--fixed", 30, 5, "--stream", "--requests", tmp_path / "rows.parquet", "--json")
+    streamed = json.loads(done.stdout)["summary"]
+    figures = ("num_requests", "p99_ttft_ms", "mean_itl_ms", "duration_ms", "prefix_cache_reused_ratio")
+    assert [streamed[name] for name in figures] == [whole[name] for name in figures]
+    assert pq.read_table(tmp_path / "rows.parquet")["request_id"].to_pylist() == [f"request_{n}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--requests", "rows.parquet"), "--requests has no effect without --stream"),
+        (("--stream", "--html", "page.html"), "--html needs all requests in memory"),
+        (("--stream", "--series", "s.parquet"), "--series needs all requests in memory"),
+        (("--stream", "--fpm-stream", "s.parquet"), "--fpm-stream needs all requests in memory"),
+        (("--stream", "--head", 2), "--head needs all requests in memory"),
+        (("--stream", "--warm-prefix-cache"), "--warm-prefix-cache needs all requests in memory"),
+    ],
+)
+def test_what_needs_the_whole_trace_is_refused_of_a_stream(trace, options, said):
+    ran = run(trace, "--fixed", 30, 5, *options)
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["passes.parquet", "passes.arrow", "passes.bin"])
+def test_what_was_recorded_prices_the_run_again(trace, tmp_path, name):
+    first = run(trace, "--fixed", 30, 5, "--fpm-stream", tmp_path / name, "--output", tmp_path / "first.json")
+    assert first.exit_code == 0, first.output
+    again = run(trace, "--recorded-passes", tmp_path / name, "--output", tmp_path / "again.json")
+    assert again.exit_code == 0, again.output
+    one, other = (json.loads((tmp_path / name).read_text())["per_request"] for name in ("first.json", "again.json"))
+    assert one == other
+
+
+def test_two_prices_are_one_too_many(trace, tmp_path):
+    ran = run(trace, "--fixed", 30, 5, "--recorded-passes", tmp_path / "passes.bin")
+    assert (ran.exit_code, "--fixed and --recorded-passes both price the passes" in ran.stderr) == (2, True)
+
+
 def interrupt_after(passes, monkeypatch):
     class Provider:
         left = passes

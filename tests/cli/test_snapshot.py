@@ -129,4 +129,4 @@ def test_a_replay_is_priced_by_a_saved_model(saved, frames):
         report.pop("wall_time_ms", None)
     assert by_snapshot["summary"]["mean_ttft_ms"] == by_frames["summary"]["mean_ttft_ms"]
     refused = run(*common, "--snapshot", first, "--frames", frames)
-    assert refused.exit_code == 2 and "--snapshot prices the passes" in refused.stderr
+    assert refused.exit_code == 2 and "--frames and --snapshot both price the passes" in refused.stderr

@@ -338,7 +338,8 @@ def test_vllm_asks_only_at_admission_whether_the_budget_holds_the_prompt():  # v
         (lambda: PrefixKeys(*(np.array(column) for column in ([8, 8], [1], [0, 2], [1, 2])), 4, 4), ValueError),
         (lambda: Scheduler.__new__(Scheduler), TypeError),
         (lambda: Requests.__new__(Requests), TypeError),
-        (lambda: PrefixKeys.__new__(PrefixKeys), TypeError),
+        (lambda: rank([(8, 1)], keys=PrefixKeys.__new__(PrefixKeys)), ValueError),
+        (lambda: PrefixKeys.__new__(PrefixKeys).key_of(0, 0), IndexError),
     ],
 )
 def test_arguments_that_would_break_the_books_are_refused(make, error):

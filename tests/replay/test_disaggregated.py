@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fpmsdk import Trace, replay_trace
-from fpmsdk.errors import ConfigError, RequestNeverFitsError
+from fpmsdk.errors import ConfigError, EmptyResultError
 
 FIXED = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
 RANK = {"block_size": 4, "num_gpu_blocks": 64, "max_num_batched_tokens": 16, "timing_model": FIXED}
@@ -64,8 +64,8 @@ def test_a_prompt_that_the_prefill_pool_rejects_ends_there():
     assert rows[1]["status"] == "completed"
 
 
-def test_a_prompt_larger_than_the_decode_pool_is_an_error_that_names_it():
-    with pytest.raises(RequestNeverFitsError, match="request 'request_1'"):
+def test_when_every_prompt_fails_the_error_names_the_first():
+    with pytest.raises(EmptyResultError, match="1 of 1 were rejected, the first, request_1, because its prompt needs"):
         served((100, 2), decode={"num_gpu_blocks": 8})
 
 
@@ -106,3 +106,61 @@ def test_a_handoff_latency_beside_a_link_that_gives_it_is_refused():
 def test_a_rank_that_does_not_exist_cannot_be_asked_for():
     with pytest.raises(ConfigError, match="dp_rank 2 is out of range for dp_size 2"):
         replay_trace(Trace.from_arrays([0.0], [8], [2], dp_rank=[2]), launch={"engine": {}, "dp_size": 2})
+
+
+FEW_BLOCKS = {"block_size": 4, "num_gpu_blocks": 5, "enable_prefix_caching": False, "worker_type": "decode"}
+MANY_BLOCKS = {"block_size": 4, "num_gpu_blocks": 12, "enable_prefix_caching": False, "worker_type": "prefill"}
+
+
+@pytest.mark.parametrize(
+    ("requests", "options", "expected"),
+    [
+        # Recorded from the peer: (arrival, first admission, end, held, decode worker) of each request.
+        (
+            [(0.0, 40, 2), (3.0, 8, 3), (100.0, 8, 3), (200.0, 8, 3)],
+            {"num_workers": 2},
+            [
+                ("failed", 0.0, 0.0, 10.0, 10.0, None),
+                ("completed", 3.0, 10.0, 23.0, 20.0, 1),
+                ("completed", 100.0, 100.0, 113.0, 110.0, 0),
+                ("completed", 200.0, 200.0, 213.0, 210.0, 1),
+            ],
+        ),
+        # Their prompts fill the prefill worker one after the other: what a failed one held is free.
+        (
+            [(0.0, 40, 2), (3.0, 44, 3), (100.0, 48, 3), (200.0, 8, 3)],
+            {},
+            [
+                ("failed", 0.0, 0.0, 10.0, 10.0, None),
+                ("failed", 3.0, 10.0, 20.0, 20.0, None),
+                ("failed", 100.0, 100.0, 110.0, 110.0, None),
+                ("completed", 200.0, 200.0, 213.0, 210.0, 0),
+            ],
+        ),
+        (
+            [(0.0, 40, 2), (0.0, 8, 3), (0.0, 8, 3)],
+            {"concurrency": 1},
+            [
+                ("failed", 0.0, 0.0, 10.0, 10.0, None),
+                ("completed", 10.0, 10.0, 23.0, 20.0, 0),
+                ("completed", 23.0, 23.0, 36.0, 33.0, 0),
+            ],
+        ),
+    ],
+)
+def test_a_prompt_that_no_decode_worker_can_take_fails_and_the_others_go_on(requests, options, expected):
+    arrivals, prompts, outputs = zip(*requests, strict=True)
+    report = replay_trace(
+        Trace.from_arrays(arrivals, prompts, outputs),
+        launch={"engine": FEW_BLOCKS | {"timing_model": FIXED}},
+        prefill_launch={"engine": MANY_BLOCKS | {"timing_model": FIXED}},
+        scheduler_rules="simulator",
+        **options,
+    )
+    columns = ("status", "arrival_ms", "first_admit_ms", "end_ms", "source_held_ms", "worker")
+    assert [tuple(row[name] for name in columns) for row in report.requests.to_pylist()] == expected
+    failed = report.requests.to_pylist()[0]
+    assert (failed["first_token_ms"], failed["source_released_ms"], failed["output_tokens"]) == (None, None, 0)
+    assert (
+        failed["rejection_reason"] == "its prompt needs more than the 5 usable KV blocks of 4 tokens of a decode worker"
+    )

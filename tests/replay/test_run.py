@@ -25,7 +25,7 @@ from fpmsdk.errors import (
     TimingError,
     TraceError,
 )
-from fpmsdk.replay.run import as_timing_model
+from fpmsdk.replay.system import as_timing_model
 
 FIXED = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
 ENGINE = {"block_size": 4, "num_gpu_blocks": 64, "max_num_batched_tokens": 16, "timing_model": FIXED}

@@ -8,7 +8,7 @@ import msgspec
 
 from fpmsdk.errors import TraceError
 from fpmsdk.replay.formats import azure, burstgpt
-from fpmsdk.replay.formats.source import csv_rows, lines, read_bytes
+from fpmsdk.replay.formats.source import csv_rows, lines, opened
 
 ENDINGS = (".jsonl", ".csv", ".json", ".parquet")
 
@@ -29,7 +29,7 @@ def detected_form(path: str | Path) -> str:
         _, record = next(lines(path), (0, b""))
         return _form_of_record(record, "mooncake")
     if ending == ".json":
-        return _form_of_record(read_bytes(path), "recorded")
+        return _form_of_document(path)
     if ending == ".parquet":
         return "parquet"
     raise TraceError(
@@ -37,6 +37,23 @@ def detected_form(path: str | Path) -> str:
         "(and .gz after the first three), or name the format",
         path=str(path),
     )
+
+
+def _form_of_document(path: str | Path) -> str:
+    """The form that the keys of a JSON document tell, as soon as they tell it."""
+    from fpmsdk.replay.formats.json_parts import NOT_JSON, json_parts
+
+    keys: set[str] = set()
+    with opened(path) as content:
+        try:
+            for place, event, value in json_parts(content):
+                if place == "" and event == "map_key":
+                    keys.add(value)
+                    if (form := _form_of_keys(keys)) is not None:
+                        return form
+        except NOT_JSON:
+            pass  # its reader says what is wrong
+    return "recorded"
 
 
 def _form_of_table(path: str | Path) -> str:
@@ -48,9 +65,13 @@ def _form_of_table(path: str | Path) -> str:
 
 def _form_of_record(record: bytes, default: str) -> str:
     try:
-        keys = msgspec.json.decode(record, type=dict[str, msgspec.Raw]).keys()
+        keys = set(msgspec.json.decode(record, type=dict[str, msgspec.Raw]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return default  # its reader says what is wrong
+    return _form_of_keys(keys) or default
+
+
+def _form_of_keys(keys: set[str]) -> str | None:
     for form, marks in (
         ("aiperf", {"metadata", "metrics"}),
         ("weka", {"requests", "block_size"}),
@@ -58,4 +79,4 @@ def _form_of_record(record: bytes, default: str) -> str:
     ):
         if marks <= keys:
             return form
-    return default
+    return None

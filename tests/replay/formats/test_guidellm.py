@@ -1,6 +1,7 @@
 """Rules of GuideLLM reports: completed requests of one benchmark, old and new places of the times."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -100,3 +101,44 @@ def test_another_document_is_refused(read, tmp_path):
 def test_a_report_without_completed_requests_is_refused(read):
     with pytest.raises(TraceError, match="did not contain any requests"):
         read({"successful": []})
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("[]", "it has no benchmarks"),
+        ("{}", "it has no benchmarks"),
+        ('{"benchmarks": {}}', "benchmarks is not a list"),
+        ('{"benchmarks": [3]}', r"benchmarks\[0\] is not an object"),
+        ('{"benchmarks": [{}]}', r"benchmarks\[0\] has no requests"),
+        ('{"benchmarks": [{"requests": {"successful": 3}}]}', r"benchmarks\[0\].requests.successful is not a list"),
+        ('{"benchmarks": [{"requests": {"successful": [3]}}]}', r"successful\[0\] is not an object"),
+        ('{"benchmarks": [{"requests": {"successful": []}}', "not a GuideLLM report"),
+        ('{"benchmarks": []} x', "not a GuideLLM report"),
+    ],
+)
+def test_a_document_of_another_shape_is_refused(tmp_path, document, said):
+    (tmp_path / "b.json").write_text(document)
+    with pytest.raises(TraceError, match=said):
+        Trace.read(tmp_path / "b.json", "guidellm")
+
+
+def test_a_report_is_told_by_its_keys_wherever_they_stand(tmp_path):
+    report = {"metadata": {"x": [1, {"y": 2}]}, "benchmarks": [{"requests": {"successful": [request("a", 0, 1)]}}]}
+    (tmp_path / "b.json").write_text(json.dumps(report))
+    assert Trace.read(tmp_path / "b.json").request_ids.tolist() == ["a"]
+
+
+def test_memory_does_not_grow_with_a_report(tmp_path):
+    from fpmsdk.replay.formats import ReadOptions, open_trace
+
+    peaks = []
+    for count in (500, 5000):
+        with (tmp_path / "b.json").open("w") as file:
+            rows = (json.dumps(request(f"r{row}", row, row + 1)) for row in range(count))
+            file.write('{"benchmarks": [{"requests": {"successful": [' + ", ".join(rows) + "]}}]}")
+        tracemalloc.start()
+        assert sum(1 for _ in open_trace(tmp_path / "b.json", None, ReadOptions()).rows()) == count
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
