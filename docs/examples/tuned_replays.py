@@ -1,6 +1,6 @@
 """A planner tunes a model and saves it; replays in other processes restore it and price the same trace.
 
-Run it: `python examples/tuned_replays.py`. Telemetry and requests are the recordings that come with the package.
+Run it: `python docs/examples/tuned_replays.py`. Telemetry and requests are the recordings that come with the package.
 """
 
 import json
