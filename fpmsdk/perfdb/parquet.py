@@ -146,6 +146,8 @@ def read_rows(path: str, content: bytes, required: Sequence[str], optional: Sequ
 
         # One at a time: the decoded form of a column is several times its numpy form.
         columns = {name: column(name) for name in wanted}
+        # What decoding has freed goes back to the system before the rows are sorted: the allocator would keep it.
+        pa.system_memory_pool().release_unused()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
         raise PerfDataCorruptError(
             f"{path}: not a complete Parquet file: {' '.join(str(fault).split())}; reinstall or repair the data", path
