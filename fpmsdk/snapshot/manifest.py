@@ -71,12 +71,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def encode_document(document: Any) -> bytes:
     """JSON text of a file in a snapshot: pure ASCII, so that names which are no text survive."""
-    text = json.dumps(document, allow_nan=False).encode("ascii")
+    text = _compiled(document) or json.dumps(document, allow_nan=False).encode("ascii")
     # The compiled encoder breaks no lines, and its own option for that leaves compiled code. A name that is no text
     # makes one long line.
     with contextlib.suppress(msgspec.DecodeError):
         text = msgspec.json.format(text, indent=1)
     return text + b"\n"
+
+
+def _compiled(document: Any) -> bytes | None:
+    # Several times faster than the standard library, but it writes NaN as null and other scripts as they are: taken only
+    # where it reads back as what was written.
+    with contextlib.suppress(UnicodeError, OverflowError, msgspec.MsgspecError):
+        text = msgspec.json.encode(document)
+        if text.isascii() and msgspec.json.decode(text) == document:
+            return text
+    return None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
