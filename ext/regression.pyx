@@ -196,8 +196,8 @@ cdef class LinearStore:
         cdef dict arrays = self.arrays
         slots, sampled = saved_rows(arrays)
         taken = sampled | {
-            "features": np.take(arrays["features"], slots, axis=0),
-            "target_ms": np.take(arrays["target_ms"], slots),
+            "features": arrays["features"].take(slots, axis=0),
+            "target_ms": arrays["target_ms"].take(slots),
             "errors": arrays["errors"][: self.clock[NUM_ERRORS]].copy(),
         }
         return {name: taken[name] if name in taken else array.copy() for name, array in arrays.items()}

@@ -77,7 +77,7 @@ def saved_rows(dict arrays):
         "axis_min": arrays["axis_min"].copy(),
         "axis_max": arrays["axis_max"].copy(),
         "extent": np.array([total, buckets, total], np.int64),
-        "coordinates": np.take(arrays["coordinates"], slots, axis=0),
+        "coordinates": arrays["coordinates"].take(slots, axis=0),
         "order": np.arange(total, dtype=np.int32),
         "bucket_key": arrays["bucket_key"][:buckets].copy(),
         "bucket_start": arrays["bucket_start"][: buckets + 1].copy(),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk.config.state_snapshot import MANIFEST_FILE
 from fpmsdk.errors import PerfDataNotAvailableError, StateSnapshotError, StateSnapshotIOError
 from fpmsdk.files import read_regular, sha256
@@ -22,7 +23,6 @@ from fpmsdk.snapshot.manifest import (
     PerfDataEntry,
     Producer,
     RecordedFile,
-    decode_document,
     encode_document,
     encode_manifest,
 )
@@ -99,9 +99,8 @@ def save_state_snapshot(
             "sha256": sha256(manifest),
             "on_tune": "reject",
         }
-        content = encode_document(pinned)
-        staging.write(CONFIG_FILE, content)
-        saved.update(decode_document(content, CONFIG_FILE))
+        staging.write(CONFIG_FILE, encode_document(pinned))
+        saved.update(PlainTemplate(pinned).copy())
 
     publish(destination, write)
     return saved

@@ -80,8 +80,8 @@ def encode_document(document: Any) -> bytes:
 
 
 def _compiled(document: Any) -> bytes | None:
-    # Several times faster than the standard library, but it writes NaN as null and other scripts as they are: taken only
-    # where it reads back as what was written.
+    # Several times faster than the standard library, but it writes NaN as null and other scripts as they are: taken
+    # only where it reads back as what was written.
     with contextlib.suppress(UnicodeError, OverflowError, msgspec.MsgspecError):
         text = msgspec.json.encode(document)
         if text.isascii() and msgspec.json.decode(text) == document:
