@@ -18,6 +18,7 @@ from fpmsdk.config import resolve_systems_paths
 from fpmsdk.errors import ConfigError, PerfDataNotAvailableError, UnknownSystemError
 
 if TYPE_CHECKING:
+    from fpmsdk.opgraph import ModelConfig as ModelShape
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
 
 Mode = str | Enum  # a quantisation mode, or the member of an enumeration that is named after it
@@ -191,14 +192,14 @@ class StaticBackend:
         prefix: int = 0,
     ) -> dict[str, float]:
         """GiB of one rank by what holds them, and their `total`; `num_tokens` pass at once, 0: all prompts."""
-        from fpmsdk.opgraph import Deployment, build_graph, read_model_config
+        from fpmsdk.opgraph import Deployment, build_graph
         from fpmsdk.opgraph.kv_layout import kv_bytes_per_sequence
         from fpmsdk.opgraph.memory import RankMemory, SystemMemory
         from fpmsdk.perfdb import open_root
 
         hardware = open_root(database.root).spec(database.system)
         config = _config(model, database)
-        shape = read_model_config(model.model_path, [os.path.join(os.path.dirname(database.root), "model_configs")])
+        shape = _shape(model.model_path, database.root)
         deployment = Deployment.from_config(
             config, backend_version=database.version, sm_version=hardware.sm_version, systems_path=database.root
         )
@@ -270,14 +271,22 @@ def _config(model: StaticModel, database: Database) -> dict[str, Any]:
         "tp": config.tp_size,
         "pp": config.pp_size,
         "attention_dp": config.attention_dp_size,
-        "moe_tp_size": config.moe_tp_size,
-        "moe_ep_size": config.moe_ep_size,
         "nextn": config.nextn,
     }
+    if _shape(model.model_path, database.root).is_moe:
+        # Clients give a dense model sizes of experts, too; they divide nothing.
+        written |= {"moe_tp_size": config.moe_tp_size, "moe_ep_size": config.moe_ep_size}
     for field in ("gemm_quant_mode", "moe_quant_mode", "kvcache_quant_mode", "fmha_quant_mode", "comm_quant_mode"):
         mode = getattr(config, field)
         written[field] = mode.name if isinstance(mode, Enum) else mode
     return {field: value for field, value in written.items() if value is not None}
+
+
+@lru_cache(maxsize=16)
+def _shape(model_path: str, root: str) -> "ModelShape":
+    from fpmsdk.opgraph import read_model_config
+
+    return read_model_config(model_path, [os.path.join(os.path.dirname(root), "model_configs")])
 
 
 def _priced(model: StaticModel, database: Database) -> "ForwardPassPerfModel":

@@ -72,6 +72,16 @@ def test_the_numbers_of_a_batch(root):
 
 
 @pytest.mark.peer_data
+def test_sizes_of_experts_divide_no_dense_model(root):
+    database = open_database("h200_sxm", "vllm", "current")
+    sized = StaticModel("Qwen/Qwen3-32B", ModelConfig(tp_size=2, moe_tp_size=1, moe_ep_size=1), "vllm")
+    runtime, backend = RuntimeConfig(batch_size=4, isl=1000, osl=100), StaticBackend("vllm")
+    rows = [backend.run_static(model, database, runtime, "static").row for model in (QWEN, sized)]
+    assert rows[0]["ttft"] == rows[1]["ttft"]
+    assert backend._get_memory_usage(sized, database, 4, 1, 1000, 100)["weights"] == 30.511474609375
+
+
+@pytest.mark.peer_data
 def test_the_memory_of_a_rank(root):
     database = open_database("h200_sxm", "vllm", "current")
     assert StaticBackend("vllm")._get_memory_usage(QWEN, database, 4, 1, 1000, 100) == {

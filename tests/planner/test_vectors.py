@@ -1,6 +1,8 @@
 """What the real Planner classes compute over fpmsdk: the recorded numbers of clients.md section 8, V3 and V4."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +156,41 @@ def test_a_static_session(query, latency_ms):
     )
     name, *arguments = query
     assert getattr(session, name)(*arguments) == pytest.approx(latency_ms, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("model", "pick"),
+    [
+        ("Qwen/Qwen3-32B", {"tp": 2, "pp": 1, "dp": 1, "moe_tp": 1, "moe_ep": 1}),
+        ("Qwen/Qwen3-30B-A3B", {"tp": 2, "pp": 1, "dp": 2, "moe_tp": 1, "moe_ep": 4}),
+    ],
+    ids=["dense", "experts"],
+)
+@pytest.mark.parametrize("component", ["prefill", "decode"])
+def test_the_bootstrap_sweep(monkeypatch, model, pick, component):
+    # Recorded over the peer and its data: model, component, prefill tokens, decodes, KV tokens, ms to three digits.
+    from dynamo.planner.config.aic_interpolation_spec import AICInterpolationSpec
+    from dynamo.planner.config.defaults import SubComponentType
+    from dynamo.planner.config.parallelization import PickedParallelConfig
+    from dynamo.planner.monitoring.aic_interpolation import run_aic_interpolation
+
+    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", os.environ["FPMSDK_TEST_SYSTEMS_013"])
+    spec = AICInterpolationSpec(
+        hf_id=model,
+        system="h200_sxm",
+        backend="vllm",
+        isl=3000,
+        osl=150,
+        sweep_max_context_length=8192,
+        prefill_interpolation_granularity=8,
+        decode_interpolation_granularity=6,
+        prefill_pick=PickedParallelConfig(**pick),
+        decode_pick=PickedParallelConfig(**pick),
+    )
+    found = [
+        [model, component, work.sum_prefill_tokens, work.num_decode_requests, work.sum_decode_kv_tokens, seconds]
+        for point in run_aic_interpolation(spec, SubComponentType(component))
+        for work, seconds in ((point.scheduled_requests, round(point.wall_time * 1e3, 3)),)
+    ]
+    recorded = json.loads((Path(__file__).parent / "bootstrap_sweep.json").read_text())
+    assert found == [row for row in recorded if row[:2] == [model, component]]
