@@ -212,6 +212,12 @@ class NativeKind(Kind):
         return {"kind": self.mode, "ready": True, "stores": [], "correction": correction}
 
 
+def explicit_policy(policy: list[str] | None) -> list[str]:
+    """The kinds of transfer that a configuration allows, in the order of the field; None allows all."""
+    every = ["xshape", "xquant", "xprofile", "xop"]
+    return every if policy is None else [kind for kind in every if kind in policy]
+
+
 def resolve_version(root: SystemsRoot, config: dict[str, Any]) -> ResolvedVersion:
     """The backend version that a configuration means under one root."""
     system, backend = config["system"], config["backend"]

@@ -36,7 +36,7 @@ from fpmsdk.perfdb import (
     open_root,
 )
 from fpmsdk.perfmodel.kind import Verified
-from fpmsdk.perfmodel.native import DataSource, NativeKind, load_source, resolve_version
+from fpmsdk.perfmodel.native import DataSource, NativeKind, explicit_policy, load_source, resolve_version
 from fpmsdk.perfmodel.oplevel_explain import OperatorExplainer, summarised
 from fpmsdk.perfmodel.oplevel_operators import OperatorCompiler
 from fpmsdk.perfmodel.oplevel_readiness import require_tables
@@ -254,15 +254,10 @@ def _kind(
 ) -> tuple[OpLevelKind, dict[str, Any]]:
     pinned = config | {
         "backend_version": version.version,
-        "transfer_policy": _explicit_policy(config["transfer_policy"]),
+        "transfer_policy": explicit_policy(config["transfer_policy"]),
         "systems_paths": [source.root_path],
     }
     return OpLevelKind(engine, spec, pinned, source), pinned
-
-
-def _explicit_policy(policy: list[str] | None) -> list[str]:
-    every = ["xshape", "xquant", "xprofile", "xop"]
-    return every if policy is None else [kind for kind in every if kind in policy]
 
 
 class _Misses:

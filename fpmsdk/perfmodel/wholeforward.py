@@ -26,7 +26,7 @@ from fpmsdk.perfdb.forward_schema import IDENTITY_COLUMNS, TABLE_FILE, UNRECORDE
 from fpmsdk.perfmodel.coverage import CoverageLog
 from fpmsdk.perfmodel.kind import Verified
 from fpmsdk.perfmodel.leave_one_out import LeaveOneOut, leave_one_out, log_distance
-from fpmsdk.perfmodel.native import DataSource, NativeKind, load_source, resolve_version
+from fpmsdk.perfmodel.native import DataSource, NativeKind, explicit_policy, load_source, resolve_version
 from fpmsdk.perfmodel.wholeforward_sol import RooflineRecords
 from fpmsdk.perfmodel.wholeforward_steps import decode_totals, mixed_step
 from fpmsdk.perfmodel.wholeforward_tables import (
@@ -278,7 +278,7 @@ def build_whole_forward(
         options["fpm_parquet_path"] = path
     pinned = config | {
         "backend_version": version,
-        "transfer_policy": _explicit_policy(config["transfer_policy"]),
+        "transfer_policy": explicit_policy(config["transfer_policy"]),
         "systems_paths": [root.path],
         "estimator_config": config["estimator_config"] | {"fpm_interpolation": options},
     }
@@ -292,11 +292,6 @@ def _require_fit(profile: FpmModelProfile, config: Mapping[str, Any], hardware: 
         from fpmsdk.launch.cache_budget import require_fit  # loads how engines are launched
 
         require_fit(profile, deployment, hardware.mem_capacity_bytes)
-
-
-def _explicit_policy(policy: list[str] | None) -> list[str]:
-    every = ["xshape", "xquant", "xprofile", "xop"]
-    return every if policy is None else [kind for kind in every if kind in policy]
 
 
 def _external(options: Mapping[str, Any]) -> str | None:
