@@ -1,8 +1,8 @@
 """A stream of requests gives what the trace in memory gives, to the bit, with indices that are used again and again."""
 
+import itertools
 import random
 import signal
-import threading
 
 import pyarrow.parquet as pq
 import pytest
@@ -183,7 +183,14 @@ def test_a_failed_replay_leaves_no_file_of_rows(tmp_path):
 def test_ctrl_c_reports_what_was_simulated(monkeypatch):
     monkeypatch.setattr(run_stream, "_ENDED_AT_ONCE", 500)
     stream = TraceStream.synthetic(20_000_000, 8, 3, arrival_interval_ms=20.0)
-    threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
+    supplied, calls = run_stream._Supply.next_requests, itertools.count()
+
+    def press_and_supply(supply):
+        if next(calls) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return supplied(supply)
+
+    monkeypatch.setattr(run_stream._Supply, "next_requests", press_and_supply)
     with pytest.raises(ReplayInterrupted) as stop:
         replay_stream(stream, launch=engine(num_gpu_blocks=100, enable_prefix_caching=False))
     summary = stop.value.report.summary
