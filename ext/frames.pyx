@@ -413,6 +413,8 @@ cdef class Columns(IterationSource):
         self.extend_lengths = <const uint64_t*>data_of(arrays["extend_lengths"])
         self.past_kv_lengths = <const uint64_t*>data_of(arrays["past_kv_lengths"])
         self.iteration_offsets = <const int64_t*>data_of(arrays["iteration_offsets"])
+        self.var_prefill_length = <const double*>data_of(arrays["var_prefill_length"])
+        self.var_decode_kv_tokens = <const double*>data_of(arrays["var_decode_kv_tokens"])
         self.num_iterations = len(arrays["iteration_offsets"]) - 1
         for i in range(self.num_iterations):
             self.max_ranks = max(self.max_ranks, self.iteration_offsets[i + 1] - self.iteration_offsets[i])
@@ -435,6 +437,8 @@ cdef class Columns(IterationSource):
             scratch[r].num_lengths = self.num_lengths[row]
             scratch[r].extend_lengths = self.extend_lengths + self.lengths_start[row]
             scratch[r].past_kv_lengths = self.past_kv_lengths + self.lengths_start[row]
+            scratch[r].var_prefill_length = self.var_prefill_length[row]
+            scratch[r].var_decode_kv_tokens = self.var_decode_kv_tokens[row]
         return scratch
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"declarations", "search"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
-    {"operators"},
+    {"operators", "forest", "forest_features"},
     {"estimator", "regression", "correction", "native", "wholeforward"},
     {"pricing"},
     {"fitted", "recorded"},
