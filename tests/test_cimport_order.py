@@ -14,7 +14,7 @@ LAYERS = [
     {"declarations", "search"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
     {"operators", "forest", "forest_features"},
-    {"estimator", "regression", "correction", "native", "wholeforward"},
+    {"estimator", "regression", "correction", "native", "wholeforward", "learned"},
     {"pricing"},
     {"fitted", "recorded"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},

@@ -110,9 +110,7 @@ class Artifact(NamedTuple):
             for kind, store in self.stores.items()
         }
         return msgspec.json.encode(
-            _Document(
-                SCHEMA, SCHEMA_VERSION, self.worker_type, self.target, list(self.features), stores, self.metadata
-            )
+            _Document(SCHEMA, SCHEMA_VERSION, self.worker_type, self.target, list(self.features), stores, self.metadata)
         )
 
 

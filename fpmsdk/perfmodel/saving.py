@@ -75,6 +75,7 @@ def save_state_snapshot(
         pinned = _without_snapshot(config)
         files = [staging.write(STATE_FILE, state)]
         files += _copy_profile(pinned, staging, destination)
+        files += kind.stage_sources(pinned, staging, destination)
         if include_perf_db and source is not None:
             files += _pack(pinned, kind, staging, destination)
         manifest = encode_manifest(

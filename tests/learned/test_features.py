@@ -23,7 +23,7 @@ def test_every_feature_is_bit_equal_to_the_recorded_one(case):
     assert len(found) == 135
     for name, value in found.items():
         expected = case["values"].get(name, 0.0) if name.startswith("slot") else case["values"][name]
-        assert (math.isnan(value) if expected is None else value == expected), name
+        assert math.isnan(value) if expected is None else value == expected, name
 
 
 def decode(extend, past, kv=None):
