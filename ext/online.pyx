@@ -1,14 +1,15 @@
 # One store of the online learner (regression-and-learned.md sections 4.2 to 4.4): which rows count, how much, and when
 # they become a batch. What a batch does to the trees is `online_forest.pyx`.
 
-from libc.math cimport isfinite, isnan
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
-from libc.string cimport memcpy
+from libc.float cimport DBL_MAX
+from libc.math cimport fabs, isnan
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t
 
 cimport cython
 cimport numpy as cnp
 
-from fpmsdk._ext.online_forest cimport OnlineForest
+from fpmsdk._ext.forest cimport MAX_FEATURES, Forest
+from fpmsdk._ext.online_forest cimport Node, OnlineForest
 
 import itertools
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from fpmsdk._ext.online_forest import NODE_TYPES
 from fpmsdk._ext.online_forest import OnlineForest as _OnlineForest
+from fpmsdk._ext.sampler import wrong_state
 
 cnp.import_array()
 
@@ -198,6 +200,19 @@ cdef class OnlineStore:
         if self.clock[PENDING] == self.update_every:
             self.run_batch(now)
 
+    cdef double raw(self, const double* features) noexcept nogil:
+        # What the trees say now, in target space.
+        cdef uint8_t codes[MAX_FEATURES]
+        cdef int64_t start
+        cdef int f
+        for f in range(self.num_features):
+            start = self.threshold_start[f]
+            codes[f] = code_of(self.thresholds + start, self.threshold_start[f + 1] - start, features[f])
+        return self.forest.predict(codes)
+
+    cdef int64_t batches(self) noexcept nogil:
+        return self.clock[PUBLICATIONS]
+
     cdef bint is_due(self, int64_t now) noexcept nogil:
         # Whether a flush would change anything: rows wait, or have grown too old.
         return self.clock[PENDING] > 0 or (
@@ -265,6 +280,48 @@ cdef class OnlineStore:
         self.clock[EVICTED] += leaving
         self.head = (self.head + leaving) % self.capacity
 
+    cdef Forest published(self, bint log_target):
+        # The trees as they are now, for serving.
+        cdef OnlineForest forest = self.forest
+        cdef int64_t nodes = forest.num_nodes, t, slot, start, f
+        cdef cnp.ndarray root = np.empty(self.num_trees, np.int32)
+        cdef cnp.ndarray feature = np.zeros(nodes, np.int16)
+        cdef cnp.ndarray threshold = np.zeros(nodes)
+        cdef cnp.ndarray left = np.empty(nodes, np.int32)
+        cdef cnp.ndarray right = np.empty(nodes, np.int32)
+        cdef cnp.ndarray value = np.empty(nodes)
+        cdef cnp.ndarray missing_left = np.empty(nodes, np.uint8)
+        cdef int32_t* roots = <int32_t*>cnp.PyArray_DATA(root)
+        cdef int16_t* features = <int16_t*>cnp.PyArray_DATA(feature)
+        cdef double* thresholds = <double*>cnp.PyArray_DATA(threshold)
+        cdef int32_t* lefts = <int32_t*>cnp.PyArray_DATA(left)
+        cdef int32_t* rights = <int32_t*>cnp.PyArray_DATA(right)
+        cdef double* values = <double*>cnp.PyArray_DATA(value)
+        cdef uint8_t* missing = <uint8_t*>cnp.PyArray_DATA(missing_left)
+        cdef const Node* node
+        cdef Forest built = Forest.__new__(Forest)
+        for t in range(self.num_trees):
+            start = forest.tree_start[t]
+            roots[t] = <int32_t>start
+            for slot in range(start, forest.tree_start[t + 1]):
+                node = &forest.nodes[slot]
+                values[slot] = node.value
+                missing[slot] = node.missing_left != 0
+                lefts[slot] = rights[slot] = -1
+                if node.left >= 0:
+                    f = self.threshold_start[node.feature]
+                    features[slot] = <int16_t>node.feature
+                    # The last bin divides values from missing ones: every value is at most the largest number.
+                    thresholds[slot] = (
+                        self.thresholds[f + node.bin] if f + node.bin < self.threshold_start[node.feature + 1] else DBL_MAX
+                    )
+                    lefts[slot] = <int32_t>(start + node.left)
+                    rights[slot] = <int32_t>(start + node.right)
+        built.baseline = forest.baseline
+        built.log_target = log_target
+        built.build(self.num_trees, roots, nodes, features, thresholds, lefts, rights, values, missing)
+        return built
+
     # --- reports and state ------------------------------------------------------------------------------------------
 
     def counters(self):
@@ -276,6 +333,34 @@ cdef class OnlineStore:
         cdef double history_weight, recent_weight
         self.weigh(self.clock[RECENT], &history_weight, &recent_weight)
         return history_weight, recent_weight
+
+    def history_ids_sha256(self):
+        """Digest of the row ids of the past, hexadecimal."""
+        return self.constants["history_ids_sha256"].tobytes().hex()
+
+    def check_restored(self):
+        """Raise for the first number of a restored store that its rows and trees do not lead to.
+
+        Raises
+        ------
+        StateSnapshotError: recent derivatives of a leaf are not those of its rows, but for rounding.
+        """
+        cdef int64_t t, slot, i, recent = self.clock[RECENT]
+        cdef int32_t row
+        cdef const Node* node
+        cdef double[::1] sums = np.zeros(self.forest.num_nodes)
+        cdef double[::1] sizes = np.zeros(self.forest.num_nodes)
+        for t in range(self.forest.first_mutable, self.num_trees):
+            for i in range(recent):
+                row = self.listed[i]
+                slot = self.forest.tree_start[t] + self.forest.leaf_of(t, self.codes + row * self.num_features)
+                sums[slot] += self.gradients[row * self.num_trees + t]
+                sizes[slot] += fabs(self.gradients[row * self.num_trees + t])
+        for slot in range(self.forest.tree_start[self.forest.first_mutable], self.forest.num_nodes):
+            node = &self.forest.nodes[slot]
+            # Rows that came and went leave rounding behind, relative to what they were.
+            if not fabs(node.recent_gradient - sums[slot]) <= 1e-6 * (1.0 + sizes[slot]):
+                raise wrong_state("recent_gradient", f"{sums[slot]!r}, but for rounding", repr(node.recent_gradient))
 
     def retained_row_ids(self):
         """Ids of the recent rows, oldest first; int64."""

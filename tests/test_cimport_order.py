@@ -14,7 +14,10 @@ LAYERS = [
     {"declarations", "search"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
     {"operators", "forest", "forest_features", "online_split", "online_forest", "online"},
-    {"estimator", "regression", "correction", "native", "wholeforward"},
+    {
+        *("estimator", "regression", "correction", "native", "wholeforward", "learned"),
+        *("learned_online", "causal_selector"),
+    },
     {"pricing"},
     {"fitted", "recorded"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},

@@ -102,3 +102,5 @@ cdef class NativeEstimator(Estimator):
     cdef readonly CorrectionStore decode
     cdef readonly CorrectionStore mixed
     cdef bint enabled
+
+    cdef int publish_factors(self, NativeView view) except -1

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from fpmsdk._ext.forest cimport Forest
 from fpmsdk._ext.online_forest cimport OnlineForest
 
 
@@ -36,6 +37,9 @@ cdef class OnlineStore:
     cdef int bind(self) except -1
     cdef int reserve(self, int64_t num_observations) except -1
     cdef void observe(self, const double* features, double target, int64_t row_id, int64_t now) noexcept nogil
+    cdef double raw(self, const double* features) noexcept nogil
+    cdef int64_t batches(self) noexcept nogil
     cdef bint is_due(self, int64_t now) noexcept nogil
     cdef void weigh(self, int64_t recent, double* history_weight, double* recent_weight) noexcept nogil
     cdef void run_batch(self, int64_t now) noexcept nogil
+    cdef Forest published(self, bint log_target)

@@ -83,7 +83,8 @@ def _groups(codes: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int
 def _columns(codes: NDArray[np.uint8], num_bins: list[int]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     # (distinct columns, column of each feature): features that bin every row alike are looked at once.
     places: dict[tuple[int, bytes], int] = {}
-    columns, column_of = [], []
+    columns: list[NDArray[np.uint8]] = []
+    column_of = []
     for feature, bins in enumerate(num_bins):
         column = np.ascontiguousarray(codes[:, feature])
         place = places.setdefault((bins, column.tobytes()), len(columns))
