@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpmsdk._ext.causal_selector import KEYS
-from fpmsdk._ext.features import WORKLOAD_KINDS
 from fpmsdk._ext.learned_online import LEARNER_CLOCKS
 from fpmsdk._ext.online import COUNTERS
 from fpmsdk._ext.online_forest import DEPTH_LIMIT
 from fpmsdk._ext.sampler import wrong_state
 from fpmsdk.snapshot.layout import StateField, StateLayout
-from fpmsdk.snapshot.state import StateRegistry
 
 if TYPE_CHECKING:
     from fpmsdk.snapshot.layout import Arrays
@@ -96,9 +94,8 @@ def calibration_name(workload: str, query: str) -> str:
 
 CALIBRATION_STORES = tuple(calibration_name(*key) for key in KEYS)
 
-# State of a runtime checkpoint. Codes never change within its version.
-MODEL = "model"
-ONLINE_STATES = StateRegistry((MODEL, *WORKLOAD_KINDS), {1: ONLINE_MODEL, 2: ONLINE_STORE})
+# The store that holds what the stores of a learner share.
+LEARNER_STORE = "learner"
 
 
 def check_online_store(saved: "Arrays", controls: dict[str, Any], num_features: int) -> None:

@@ -32,6 +32,10 @@ NAMES = [
     "fpm_interpolation hybrid",
     "fpm_interpolation in root",
     "execution_profile",
+    "learned online",
+    "learned online batches",
+    "learned online leaf_only",
+    "learned causal_selector",
 ]
 # Correction is off: there is no state that tuning could change.
 STATELESS = ("op_level uncorrected", "execution_profile")
@@ -63,4 +67,5 @@ def test_a_restored_model_is_the_uninterrupted_one(configs, name, tmp_path):
 
 
 def state(folder: Path):
-    return (folder / "state.bin").read_bytes()
+    files = (folder / "state.bin", *sorted((folder / "online").glob("*")))
+    return [(file.name, file.read_bytes()) for file in files]

@@ -14,6 +14,8 @@ KINDS = (
     "op_level bounded",
     "fpm_interpolation dynamic_local",
     "execution_profile",
+    "learned online batches",
+    "learned causal_selector",
 )
 
 
