@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"declarations", "search"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
-    {"operators", "forest", "forest_features"},
+    {"operators", "forest", "forest_features", "forest_index"},
     {"estimator", "regression", "correction", "native", "wholeforward", "learned"},
     {"pricing"},
     {"fitted", "recorded"},
