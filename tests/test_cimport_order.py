@@ -13,8 +13,11 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"declarations", "search"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
-    {"operators", "forest", "forest_features", "forest_index"},
-    {"estimator", "regression", "correction", "native", "wholeforward", "learned"},
+    {"operators", "forest", "forest_features", "forest_index", "online_split", "online_forest", "online"},
+    {
+        *("estimator", "regression", "correction", "native", "wholeforward", "learned"),
+        *("learned_online", "causal_selector"),
+    },
     {"pricing"},
     {"fitted", "recorded"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},

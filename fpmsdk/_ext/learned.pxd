@@ -1,7 +1,7 @@
 """Frozen forests as estimators: one per workload kind, corrected like native estimates."""
 
 from fpmsdk._ext.declarations cimport FpmRank
-from fpmsdk._ext.features cimport NUM_KINDS
+from fpmsdk._ext.features cimport NUM_KINDS, FaultSite
 from fpmsdk._ext.forest_features cimport FeatureProgram
 from fpmsdk._ext.native cimport NativeEstimator, NativeView
 
@@ -43,3 +43,7 @@ cdef class LearnedView(NativeView):
 
 cdef class LearnedEstimator(NativeEstimator):
     cdef readonly ForestSet forests
+
+
+# The exception for a fault of an iteration that forests were asked about.
+cdef object learned_error(const FaultSite* site)

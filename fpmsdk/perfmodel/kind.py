@@ -22,6 +22,15 @@ Verified = Mapping[str, bytes]
 
 DecodeFrame = Callable[[bytes], Any]
 
+# Writes files into a snapshot and names them in the configuration that restores the model. Called with that
+# configuration, whose sections are replaced and not changed, where files are written, and the directory that they will
+# be in; returns what was written.
+StageSources = Callable[[dict[str, Any], "Staging", str], "Iterator[RecordedFile]"]
+
+
+def _no_sources(pinned: dict[str, Any], staging: "Staging", destination: str) -> "Iterator[RecordedFile]":
+    return iter(())
+
 
 # The counters of `diagnostics()`: source, ready, retained observations, buckets with a ready correction. A plain tuple:
 # the planner asks often, and making a named one costs as much as all the rest.
@@ -98,16 +107,9 @@ class Kind(ABC):
             "correction_factors": self.correction_factors(),
         }
 
-    def stage_sources(self, pinned: dict[str, Any], staging: "Staging", destination: str) -> "Iterator[RecordedFile]":
-        """Write what else a snapshot has to hold, and name it in the configuration that restores the model.
-
-        Parameters
-        ----------
-        pinned: configuration, changed in place; its sections are replaced, not changed.
-        staging: where files are written.
-        destination: the directory that the files will be in.
-        """
-        return iter(())
+    def sources(self) -> StageSources:
+        """How to write what else a snapshot has to hold, as of now; nothing for most kinds."""
+        return _no_sources
 
     @property
     def data_source(self) -> "DataSource | None":

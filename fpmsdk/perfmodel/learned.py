@@ -12,12 +12,14 @@ import msgspec
 from fpmsdk._ext.learned import ForestSet, LearnedEstimator
 from fpmsdk.config.legacy import from_learned_config
 from fpmsdk.config.schema import shown
-from fpmsdk.errors import LearnedModelError, MissingCapabilityError, StateSnapshotError, StateSnapshotIOError
+from fpmsdk.errors import LearnedModelError, StateSnapshotError, StateSnapshotIOError
 from fpmsdk.files import read_regular, sha256
 from fpmsdk.learned.artifact import STORES_OF, Artifact, read_artifact, read_source
 from fpmsdk.learned.identity import require_identity
+from fpmsdk.learned.training_checkpoint import Read
 from fpmsdk.perfmodel.corrected import CorrectedKind, correction_stores
-from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status, Verified
+from fpmsdk.perfmodel.kind import DecodeFrame, Kind, StageSources, Status, Verified
+from fpmsdk.perfmodel.online_learner import require_worker_type
 from fpmsdk.snapshot.identity import is_from_learned
 
 if TYPE_CHECKING:
@@ -105,8 +107,11 @@ class FrozenKind(CorrectedKind):
         document: dict[str, Any] = msgspec.json.decode(self.content)
         return document
 
-    def stage_sources(self, pinned: dict[str, Any], staging: "Staging", destination: str) -> "Iterator[RecordedFile]":
-        """Write the bytes that the forests were read from."""
+    def sources(self) -> StageSources:
+        """The bytes that the forests were read from, for a snapshot."""
+        return self._stage
+
+    def _stage(self, pinned: dict[str, Any], staging: "Staging", destination: str) -> "Iterator[RecordedFile]":
         estimator = pinned["estimator_config"]
         estimator["fpm_learned"] = estimator["fpm_learned"] | {
             "artifact_path": os.path.join(destination, FOREST_FILE),
@@ -130,11 +135,20 @@ def build_learned(config: dict[str, Any], verified: Verified) -> Kind:
     LearnedModelError: the source is malformed, changed since it was pinned, or was made for another deployment.
     PerfDataNotAvailableError: it cannot be read; `StateSnapshotIOError` where it belongs to a saved state.
     """
+    estimator = config["estimator_config"]
+    snapshot = estimator.get("state_snapshot")
+    try:
+        return _build(config, verified, None if snapshot is None else snapshot["path"])
+    except LearnedModelError as fault:
+        if snapshot is None:
+            raise
+        raise StateSnapshotError(str(fault)) from None
+
+
+def _build(config: dict[str, Any], verified: Verified, snapshot_path: str | None) -> Kind:
     learned = config["estimator_config"]["fpm_learned"]
-    if learned["adaptation"] != "frozen":
-        raise MissingCapabilityError(f"adaptation {learned['adaptation']} is not part of this release; use frozen")
-    if learned["artifact_path"] is None:
-        raise MissingCapabilityError("a checkpoint_path is not part of this release; use artifact_path")
+    if learned["checkpoint_path"] is not None:
+        return _of_checkpoint(config, _reader(verified, snapshot_path), snapshot_path)
     content = _pinned_content(config, learned["artifact_path"], verified)
     artifact = read_artifact(content)
     identity_verified = False
@@ -146,14 +160,30 @@ def build_learned(config: dict[str, Any], verified: Verified) -> Kind:
     return FrozenKind(artifact, content, config, identity_verified=identity_verified)
 
 
-def require_worker_type(artifact: Artifact, config: Mapping[str, Any]) -> None:
-    """Raise `LearnedModelError` unless forests are those of a configuration's role."""
-    if artifact.worker_type != config["worker_type"]:
-        raise LearnedModelError(
-            f"learned forward-pass model: worker_type: expected {config['worker_type']!r}, that of the configuration, "
-            f"found {artifact.worker_type!r}",
-            "worker_type",
-        )
+def _of_checkpoint(config: dict[str, Any], read: Read, snapshot_path: str | None) -> Kind:
+    # Each adaptation loads what it needs.
+    adaptation = config["estimator_config"]["fpm_learned"]["adaptation"]
+    if adaptation == "online":
+        from fpmsdk.perfmodel.learned_online import build_online
+
+        return build_online(config, read)
+    if adaptation == "causal_selector":
+        from fpmsdk.perfmodel.causal_selector import build_causal
+
+        return build_causal(config, read, snapshot_path)
+    from fpmsdk.perfmodel.online_learner import checkpoint_artifact
+
+    artifact, content = checkpoint_artifact(config, read)
+    return FrozenKind(artifact, content, config, identity_verified=True)
+
+
+def _reader(verified: Verified, snapshot_path: str | None) -> Read:
+    def read(path: str) -> bytes:
+        if path in verified:
+            return verified[path]
+        return read_source(path) if snapshot_path is None else _read_in_snapshot(path)
+
+    return read
 
 
 def _pinned_content(config: dict[str, Any], path: str, verified: Verified) -> bytes:

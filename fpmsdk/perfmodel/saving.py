@@ -67,7 +67,7 @@ def save_state_snapshot(
     if source is not None:
         source.require_unchanged()
     with tuning:
-        state = STATES.encode(kind.state_parts())
+        state, stage_sources = STATES.encode(kind.state_parts()), kind.sources()
         diagnostics, readiness = kind.state_diagnostics(), kind.readiness_report()
     saved: dict[str, Any] = {}
 
@@ -75,7 +75,7 @@ def save_state_snapshot(
         pinned = _without_snapshot(config)
         files = [staging.write(STATE_FILE, state)]
         files += _copy_profile(pinned, staging, destination)
-        files += kind.stage_sources(pinned, staging, destination)
+        files += stage_sources(pinned, staging, destination)
         if include_perf_db and source is not None:
             files += _pack(pinned, kind, staging, destination)
         manifest = encode_manifest(

@@ -144,13 +144,6 @@ def test_an_artifact_alone_stands_for_a_placeholder_deployment():
     assert (topology["model"], topology["system"], topology["backend"]) == ("from_learned", "from_learned", "vllm")
 
 
-def test_adaptations_that_this_release_lacks_are_named(tmp_path):
-    (tmp_path / "manifest.json").write_text("{}")
-    learned = {"checkpoint_path": str(tmp_path)}
-    with pytest.raises(errors.MissingCapabilityError, match="adaptation online"):
-        ForwardPassPerfModel.best_available(BASE | {"estimator_config": {"fpm_learned": learned}})
-
-
 # --- estimates ---
 
 
