@@ -1,5 +1,6 @@
 """`fpmsdk learn`: train forests on recorded telemetry."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,10 @@ def train_forests(
     ] = None,
     worker_type: Annotated[
         str | None, typer.Option("--worker-type", help="Role of the worker without --config.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="A new directory that an online learner starts from; needs --config."),
     ] = None,
     features: Annotated[
         str | None,
@@ -63,10 +68,13 @@ def train_forests(
     from fpmsdk.files import whole_file
     from fpmsdk.learned.boosting import BoostingOptions
     from fpmsdk.learned.streams import read_stream
-    from fpmsdk.learned.trainer import feature_names, train
+    from fpmsdk.learned.trainer import feature_names, train, training_checkpoint
+    from fpmsdk.learned.training_checkpoint import write_training_checkpoint
     from fpmsdk.metrics import FpmBatch
 
     role, identity = _deployment(config, worker_type)
+    if checkpoint is not None:
+        _check_checkpoint(checkpoint, identity)
     names = feature_names(features, role)
     batch = FpmBatch.concatenate([read_stream(path, grouping) for path in streams])
     if validation:
@@ -80,11 +88,14 @@ def train_forests(
         trained = train(
             batch, later, role, names, options, identity=identity, min_store_rows=min_store_rows, advance=advance
         )
+    if checkpoint is not None:
+        write_training_checkpoint(checkpoint, training_checkpoint(trained))
     content = trained.artifact.to_json_bytes()
     with whole_file(output) as file:
         file.write(content)
     document: dict[str, Any] = {
         "artifact": str(output),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
         "bytes": len(content),
         "features": list(names),
         "training_iterations": len(batch),
@@ -114,6 +125,16 @@ def _deployment(config: Path | None, worker_type: str | None) -> tuple[str, dict
     written = {name: value for name, value in written.items() if name not in ("estimator_config", "forward_model")}
     canonical = ForwardPassPerfModel.normalize_config(written | {"estimation_mode": "fpm_regression"})
     return canonical["worker_type"], learned_identity(canonical)
+
+
+def _check_checkpoint(checkpoint: Path, identity: dict[str, Any] | None) -> None:
+    # Before training, which takes long.
+    if identity is None:
+        raise ConfigError(
+            "--checkpoint needs --config: only the deployment that it is of may go on from it", "checkpoint"
+        )
+    if os.path.lexists(checkpoint):
+        raise ConfigError(f"--checkpoint: {checkpoint} exists; one is only written where nothing is", "checkpoint")
 
 
 def _split(batch: "FpmBatch", fraction: float) -> "tuple[FpmBatch, FpmBatch]":
@@ -152,4 +173,5 @@ def _lines(document: dict[str, Any]) -> list[str]:
         f"trained on {document['training_iterations']:,} iterations: {rows}",
         f"of {document['validation_iterations']:,} later ones left out: {left_out}",
         f"wrote {document['artifact']} ({document['bytes']:,} bytes)",
+        *([f"wrote {document['checkpoint']}"] if document["checkpoint"] else []),
     ]

@@ -16,6 +16,7 @@ from fpmsdk.learned.artifact import TARGETS, Artifact
 from fpmsdk.learned.baselines import last_value_ms, linear_ms
 from fpmsdk.learned.boosting import BoostingOptions, FittedStore, TrainingRows, fit_store
 from fpmsdk.learned.features import PRESETS
+from fpmsdk.learned.training_checkpoint import TrainingCheckpoint, TrainingStore
 from fpmsdk.learned.training_rows import Observed, observed_rows
 
 MIN_STORE_ROWS = 20
@@ -137,6 +138,46 @@ def train(
     artifact = Artifact(worker_type, options.target, features, forests, metadata)
     later = observed_rows(validation, worker_type, features, first_row_id=len(training))
     return Trained(artifact, stores, validation_report(artifact, stores, later))
+
+
+def training_checkpoint(trained: Trained) -> TrainingCheckpoint:
+    """What an online learner goes on from: the forests with the rows and bins that they were trained on.
+
+    Raises
+    ------
+    ConfigError: the artifact does not say which deployment it is of; give `train` an identity.
+
+    Source: regression-and-learned.md section 3.4.
+
+    Example
+    -------
+    >>> from fpmsdk.metrics import FpmBatch
+    >>> batch = FpmBatch.from_dicts([{"wall_time": n / 1000, "scheduled_requests": {"num_decode_requests": n}}
+    ...     for n in (1, 2, 3, 4) * 10])
+    >>> trained = train(batch, batch[:0], "decode", ("num_decode_requests",), BoostingOptions(), identity={"tp": 1})
+    >>> training_checkpoint(trained).stores["pure_decode"].bin_thresholds[0].tolist()
+    [1.5, 2.5, 3.5]
+    """
+    identity = trained.artifact.identity
+    if identity is None:
+        raise ConfigError("identity: a training checkpoint needs one; train with that of the deployment", "identity")
+    stores = {
+        kind: TrainingStore(
+            store.rows.features,
+            store.y,
+            store.rows.wall_time_ms,
+            store.rows.row_ids.astype(np.int64),
+            store.bin_thresholds,
+            store.options.learning_rate,
+            store.options.l2_regularization,
+            store.options.min_samples_leaf,
+            store.options.max_depth,
+            store.options.max_leaf_nodes,
+            store.rows.sources,
+        )
+        for kind, store in trained.stores.items()
+    }
+    return TrainingCheckpoint(trained.artifact, identity, stores)
 
 
 def check_options(options: BoostingOptions, min_store_rows: int = MIN_STORE_ROWS) -> None:

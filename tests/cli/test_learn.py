@@ -54,6 +54,34 @@ def test_the_artifact_serves_the_deployment_that_it_was_trained_for(stream, conf
     assert model.estimate_forward_pass_time_ms(message(4)) > 0.0
 
 
+def test_an_online_learner_goes_on_from_the_checkpoint(stream, config, tmp_path):
+    output, checkpoint = tmp_path / "artifact.json", tmp_path / "checkpoint"
+    result = run(stream, "--output", output, "--config", config, "--checkpoint", checkpoint, *QUICK)
+    assert result.exit_code == 0, result.output
+    served = CONFIG | {"estimation_mode": "fpm_learned"}
+    learned = {"frozen": {"artifact_path": str(output)}, "online": {"checkpoint_path": str(checkpoint)}}
+    frozen, online = (
+        ForwardPassPerfModel.best_available(
+            served | {"estimator_config": {"fpm_learned": source | {"adaptation": adaptation}}}
+        )
+        for adaptation, source in learned.items()
+    )
+    estimates = [model.estimate_forward_pass_time_ms(message(4)) for model in (frozen, online)]
+    assert estimates[0] == estimates[1]
+    online.tune_with_fpms([[message(4) | {"wall_time": 0.009}]])
+    assert online.estimate_forward_pass_time_ms(message(4)) != estimates[0]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_checkpoint_is_refused_before_training(exists, stream, config, tmp_path):
+    given = ["--config", config] if exists else ["--worker-type", "decode"]
+    result = run(
+        stream, "--output", tmp_path / "a.json", "--checkpoint", tmp_path if exists else tmp_path / "new", *given
+    )
+    assert result.exit_code == 2
+    assert ("only written where nothing is" if exists else "--checkpoint needs --config") in result.stderr
+
+
 def test_a_configuration_of_the_learned_mode_need_not_have_its_artifact_yet(stream, config, tmp_path):
     learned = {"artifact_path": str(tmp_path / "artifact.json"), "adaptation": "frozen"}
     config.write_text(

@@ -6,7 +6,8 @@ import pytest
 from fpmsdk import FpmBatch, errors, sample
 from fpmsdk.learned.artifact import read_artifact
 from fpmsdk.learned.boosting import LARGEST, BoostingOptions, TrainingRows, fit_store
-from fpmsdk.learned.trainer import feature_names, train
+from fpmsdk.learned.trainer import feature_names, train, training_checkpoint
+from fpmsdk.learned.training_checkpoint import read_training_checkpoint, write_training_checkpoint
 from fpmsdk.learned.training_rows import observed_rows
 from tests.learned.recorded import vectors
 
@@ -199,3 +200,42 @@ def test_features_that_cannot_be_are_refused(written):
     with pytest.raises(errors.ConfigError, match="features: ") as refusal:
         feature_names(written, "decode")
     assert refusal.value.path == "features"
+
+
+def test_a_checkpoint_of_what_was_trained_is_read_with_every_check(tmp_path, training_batch):
+    recorded = FORESTS["main"]
+    given = recorded["artifact"]["metadata"]
+    hyperparameters = given["hyperparameters"]
+    options = BoostingOptions(
+        "log_ms",
+        hyperparameters["max_iter"],
+        hyperparameters["learning_rate"],
+        hyperparameters["max_leaf_nodes"],
+        hyperparameters["min_samples_leaf"],
+    )
+    features = tuple(recorded["artifact"]["features"])
+    trained = train(
+        training_batch,
+        training_batch[:0],
+        "aggregated",
+        features,
+        options,
+        identity=given["identity"],
+        min_store_rows=1,
+    )
+    write_training_checkpoint(tmp_path / "checkpoint", training_checkpoint(trained))
+    again = read_training_checkpoint(tmp_path / "checkpoint")
+    assert again.identity == given["identity"]
+    for kind, store in recorded["checkpoint"]["stores"].items():
+        assert again.stores[kind].row_ids.tolist() == store["row_ids"]
+        assert again.stores[kind].targets.tolist() == store["y"]
+        assert [bounds.tolist() for bounds in again.stores[kind].bin_thresholds] == store["bin_thresholds"]
+        for name in ("learning_rate", "l2_regularization", "min_samples_leaf", "max_depth", "max_leaf_nodes"):
+            assert getattr(again.stores[kind], name) == store[name]
+    assert again.stores["pure_prefill"].sources[0].startswith('[{"counter_id":')
+
+
+def test_a_checkpoint_needs_an_identity():
+    trained = train(steps(80), steps(0), "decode", ("num_decode_requests",), BoostingOptions(max_iter=1))
+    with pytest.raises(errors.ConfigError, match="identity: a training checkpoint needs one"):
+        training_checkpoint(trained)
