@@ -11,7 +11,8 @@ import pytest
 
 from fpmsdk import ForwardPassPerfModel, errors, inspect_state_snapshot
 from fpmsdk.perfmodel import restoring
-from tests.learned.recorded import artifact_bytes
+from tests.learned.checkpoints import written_checkpoint
+from tests.learned.recorded import artifact_bytes, eval_frames, vectors
 from tests.snapshot.kinds import continued, iterations, prepare
 from tests.snapshot.tampering import copied, repinned
 
@@ -100,6 +101,24 @@ def test_a_snapshot_of_a_snapshot_stands_alone(copy_of, tmp_path):
     shutil.rmtree(folder)
     assert ForwardPassPerfModel.best_available(again).diagnostics()["source"] == "learned_with_correction"
     assert (tmp_path / "again" / "state.bin").exists()
+
+
+def test_of_a_checkpoint_the_forests_alone_are_kept(tmp_path):
+    frozen = vectors()["identity_config"]
+    source = written_checkpoint(tmp_path)
+    learned = {"checkpoint_path": str(source), "adaptation": "frozen"}
+    model = ForwardPassPerfModel.best_available(frozen | {"estimator_config": {"fpm_learned": learned}})
+    frames = [[frame] for frame in eval_frames()[:60]]
+    model.tune_with_fpms(frames)
+    config = model.save_state_snapshot(tmp_path / "saved")
+    assert (tmp_path / "saved" / FOREST).read_bytes() == (source / "model.json").read_bytes()
+    assert config["estimator_config"]["fpm_learned"]["checkpoint_path"] is None
+    shutil.rmtree(source)
+    restored = ForwardPassPerfModel.best_available(config)
+    assert restored.learned_online_diagnostics() == model.learned_online_diagnostics()
+    assert [restored.estimate_forward_pass_time_ms(frame) for frame in frames] == [
+        model.estimate_forward_pass_time_ms(frame) for frame in frames
+    ]
 
 
 def test_a_copy_of_an_artifact_alone_names_its_own_forests(copy_of):
