@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
+.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner compare-learned wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -98,6 +98,17 @@ compare-interpolation: $(PEERS)/regression/.ready
 compare-regression: $(PEERS)/regression/.ready
 	$(call install,$(PEERS)/regression)
 	$(PEERS)/regression/bin/python benchmarks/compare/regression.py $(EVIDENCE)
+
+# Training needs scikit-learn beside what serves.
+$(PEERS)/learned/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/learned
+	$(PEERS)/learned/bin/pip install --quiet --pre --no-deps --only-binary :all: $(PEER_WHEELS)
+	$(PEERS)/learned/bin/pip install --quiet msgspec numpy packaging pandas pyarrow pydantic pyyaml 'scikit-learn>=1.5'
+	touch $@
+
+compare-learned: $(PEERS)/learned/.ready
+	$(call install,$(PEERS)/learned)
+	$(PEERS)/learned/bin/python benchmarks/compare/learned.py $(EVIDENCE)
 
 compare-op-level: $(PEERS)/regression/.ready
 	$(call install,$(PEERS)/regression)

@@ -214,9 +214,30 @@ cdef class Forest:
         cdef double latency_ms = exp(raw) if self.log_target else raw
         return max(latency_ms, FLOOR_MS) if isfinite(latency_ms) else NAN
 
+    def features_read(self):
+        """Positions of the features that some node reads, ascending."""
+        cdef Py_ssize_t i
+        return sorted({self.nodes[i].feature for i in range(self.num_nodes) if self.nodes[i].child != i})
+
     def predict(self, features):
         """Latency in ms of one row of features; NaN when there is no answer."""
         row = np.ascontiguousarray(features, np.float64)
         if row.ndim != 1 or row.shape[0] < self.num_features:
             raise ValueError(f"features: expected at least {self.num_features} values, found shape {row.shape}")
         return self.predict_ms(<const double*>cnp.PyArray_DATA(row))
+
+    def predict_rows(self, rows):
+        """Latencies in ms of many rows, float64[n]; `rows` is float64[n, features], NaN where there is no answer."""
+        cdef cnp.ndarray given = np.ascontiguousarray(rows, np.float64)
+        cdef cnp.ndarray latencies = np.empty(len(given))
+        cdef Py_ssize_t width, i
+        if given.ndim != 2 or given.shape[1] < self.num_features:
+            raise ValueError(f"rows: expected at least {self.num_features} columns, found shape {rows.shape}")
+        width = given.shape[1]
+        cdef const double* row = <const double*>cnp.PyArray_DATA(given)
+        cdef double* latency_ms = <double*>cnp.PyArray_DATA(latencies)
+        cdef Py_ssize_t num_rows = given.shape[0]
+        with nogil:
+            for i in range(num_rows):
+                latency_ms[i] = self.predict_ms(row + i * width)
+        return latencies

@@ -6,7 +6,7 @@ from libc.stdint cimport int16_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
 
 from fpmsdk._ext.declarations cimport FpmRank
-from fpmsdk._ext.features cimport FAULT_NONE, prefill_attention_pairs
+from fpmsdk._ext.features cimport FAULT_NONE, FaultSite, check_ranks, fault_error, prefill_attention_pairs
 from fpmsdk._ext.frames cimport Columns, new_scratch
 
 cimport numpy as cnp
@@ -125,6 +125,8 @@ cdef void fill_aggregates(const FpmRank* ranks, Py_ssize_t num_ranks, bint logs,
     values[13] = pairs
     values[14] = k / b if b > 0.0 else 0.0
     values[15] = squared
+    for r in range(FIRST_LOG, FIRST_REQUEST):
+        values[r] = 0.0
     if logs:
         values[16] = log1p(p)
         values[17] = log1p(h)
@@ -187,11 +189,12 @@ cdef class FeatureProgram:
     Parameters
     ----------
     names: some of `NAMES`; the order of the values.
+    read: those of them that anybody reads, None for all; logarithms that nobody reads are left 0.
 
     Source: regression-and-learned.md section 3.2. Example: `fpmsdk.learned.features.feature_matrix`.
     """
 
-    def __cinit__(self, names):
+    def __cinit__(self, names, read=None):
         cdef Py_ssize_t i
         self.names = tuple(names)
         self.num_features = len(self.names)
@@ -202,7 +205,7 @@ cdef class FeatureProgram:
             self.codes[i] = NAMES.index(name)
             self.needs_requests |= self.codes[i] >= FIRST_REQUEST
             self.needs_order |= self.codes[i] >= FIRST_SLOT
-            self.needs_logs |= FIRST_LOG <= self.codes[i] < FIRST_REQUEST
+            self.needs_logs |= FIRST_LOG <= self.codes[i] < FIRST_REQUEST and (read is None or name in read)
 
     def __dealloc__(self):
         free(self.codes)
@@ -256,7 +259,10 @@ cdef class FeatureProgram:
         return FAULT_NONE
 
     def matrix(self, Columns source not None):
-        """The features of every iteration, float64[n, features], and whether its request features are there, bool[n]."""
+        """The features of every iteration, float64[n, features], and whether its request features are there, bool[n].
+
+        An iteration that breaks a rule between fields raises.
+        """
         cdef cnp.ndarray rows = np.empty((source.num_iterations, self.num_features))
         cdef cnp.ndarray complete = np.empty(source.num_iterations, np.bool_)
         cdef double* row = <double*>cnp.PyArray_DATA(rows)
@@ -264,15 +270,21 @@ cdef class FeatureProgram:
         cdef FpmRank* scratch = new_scratch(source)
         cdef const FpmRank* ranks
         cdef Py_ssize_t num_ranks, i
-        cdef int fault = FAULT_NONE
+        cdef FaultSite site
+        site.fault = FAULT_NONE
         with nogil:
             for i in range(source.num_iterations):
+                site.iteration = i
                 ranks = source.ranks_of(i, scratch, &num_ranks)
-                fault = self.fill(ranks, num_ranks, row + i * self.num_features)
-                if fault == FAULT_OUT_OF_MEMORY:
+                site.fault = check_ranks(ranks, num_ranks, &site.rank)
+                if site.fault != FAULT_NONE:
                     break
-                is_complete[i] = fault == FAULT_NONE
+                site.fault = self.fill(ranks, num_ranks, row + i * self.num_features)
+                if site.fault == FAULT_OUT_OF_MEMORY:
+                    break
+                is_complete[i] = site.fault == FAULT_NONE
+                site.fault = FAULT_NONE
         free(scratch)
-        if fault == FAULT_OUT_OF_MEMORY:
-            raise MemoryError
+        if site.fault != FAULT_NONE:
+            raise MemoryError if site.fault == FAULT_OUT_OF_MEMORY else fault_error(&site)
         return rows, complete

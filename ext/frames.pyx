@@ -79,6 +79,7 @@ cdef extern from *:
     int fpm_get_field(object source, object name, PyObject** value) except -1
     int fpm_unsigned_field(object source, object name, uint64_t limit, unsigned long long* out)
     int fpm_real_field(object source, object name, double* out)
+    int fpm_take_unsigned(PyObject* value, unsigned long long limit, unsigned long long* out)
 
 cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xFFFFFFFFFFFFFFFFULL
@@ -316,10 +317,21 @@ cdef int read_queued(object source, FpmRank* rank) except -1:
     return 0
 
 
+cdef int take_lengths(tuple lengths, str name, uint64_t* values) except -1:
+    # Integers of the usual type without a name for each; the general reader judges and names the others.
+    cdef Py_ssize_t i
+    cdef unsigned long long number = 0
+    for i in range(len(lengths)):
+        if fpm_take_unsigned(<PyObject*>lengths[i], U64_MAX, &number):
+            values[i] = number
+        else:
+            values[i] = to_unsigned(lengths[i], "scheduled_requests.", f"{name}[{i}]", U64_MAX)
+    return 0
+
+
 cdef int read_lengths(object given_extend, object given_past, FpmRank* rank, LengthLists** lists) except -1:
     cdef LengthLists* block
-    cdef Py_ssize_t i, num_extend, num_past
-    cdef str at = "scheduled_requests."
+    cdef Py_ssize_t num_extend, num_past
     cdef tuple extend = list_of_lengths(given_extend, "extend_lengths")
     cdef tuple past = list_of_lengths(given_past, "past_kv_lengths")
     num_extend = len(extend)
@@ -329,10 +341,8 @@ cdef int read_lengths(object given_extend, object given_past, FpmRank* rank, Len
         raise MemoryError
     block.next = lists[0]
     lists[0] = block
-    for i in range(num_extend):
-        block.values[i] = to_unsigned(extend[i], at, f"extend_lengths[{i}]", U64_MAX)
-    for i in range(num_past):
-        block.values[num_extend + i] = to_unsigned(past[i], at, f"past_kv_lengths[{i}]", U64_MAX)
+    take_lengths(extend, "extend_lengths", block.values)
+    take_lengths(past, "past_kv_lengths", block.values + num_extend)
     rank.extend_lengths = block.values
     rank.past_kv_lengths = block.values + num_extend
     rank.num_lengths = num_extend if num_extend == num_past else -2

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"declarations", "search"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
-    {"operators", "forest", "forest_features", "online_split", "online_forest", "online"},
+    {"operators", "forest", "forest_features", "forest_index", "online_split", "online_forest", "online"},
     {
         *("estimator", "regression", "correction", "native", "wholeforward", "learned"),
         *("learned_online", "causal_selector"),

@@ -1,4 +1,4 @@
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ SLOTS: tuple[str, ...]
 NAMES: tuple[str, ...]
 
 class FeatureProgram:
-    def __init__(self, names: Iterable[str]) -> None: ...
+    def __init__(self, names: Iterable[str], read: Container[str] | None = None) -> None: ...
     @property
     def names(self) -> tuple[str, ...]: ...
     @property

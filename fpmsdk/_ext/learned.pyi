@@ -6,7 +6,6 @@ from fpmsdk._ext.native import NativeEstimator, NativeView
 
 class ForestSet:
     def __init__(self, worker_type: str, features: Iterable[str], forests: dict[str, Forest]) -> None: ...
-    def trained(self) -> tuple[str, ...]: ...
 
 class LearnedView(NativeView):
     @property

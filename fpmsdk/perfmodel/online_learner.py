@@ -42,8 +42,9 @@ _PLACES = ("artifact_path", "checkpoint_path", "source_sha256")
 class Learned(NamedTuple):
     """A learner with what it came from.
 
-    `artifact` is what the checkpoint's `model.json` says; `source_path`, `source_sha256` name the training checkpoint
-    behind it; `rejected` counts iterations without a valid time; `grouping_ms` tells how long grouping took, by kind.
+    `artifact` is what the checkpoint's `model.json` says; `source_path` and `source_sha256` name the training
+    checkpoint behind it; `rejected` counts iterations without a valid time; `grouping_ms` tells how long grouping took,
+    by kind.
     """
 
     learner: OnlineLearner

@@ -1,11 +1,15 @@
 """The artifact: what is accepted, what is refused with which place, and that writing keeps every bit."""
 
+import contextlib
 import copy
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fpmsdk._ext.forest_index import indexed
 from fpmsdk.errors import LearnedModelError, PerfDataNotAvailableError
 from fpmsdk.learned.artifact import Artifact, StoreForest, read_artifact
 from tests.vectors import load_vectors
@@ -193,3 +197,60 @@ def test_a_file_is_read_by_its_path(tmp_path):
 def test_a_forest_without_an_identity_says_so():
     stores = {"pure_decode": StoreForest(1.0, ())}
     assert Artifact("decode", "ms", ("num_decode_requests",), stores, {}).identity is None
+
+
+# --- anything else ---
+
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**40), 2**40), st.floats(), st.text(max_size=4), st.just([])
+)
+SMALL = {
+    "schema": "aic_fpm_learned_forward_perf",
+    "schema_version": 1,
+    "worker_type": "aggregated",
+    "target": "ms",
+    "features": ["num_decode_requests", "req_batch_size"],
+    "stores": {
+        "pure_decode": {
+            "baseline": 1.0,
+            "trees": [
+                {
+                    "left": [1, -1, 3, -1, -1],
+                    "right": [2, -1, 4, -1, -1],
+                    "feature": [0, 0, 1, 0, 0],
+                    "threshold": [4.5, 0.0, 2.5, 0.0, 0.0],
+                    "value": [0.0, -0.5, 0.0, 0.25, 0.5],
+                }
+            ],
+        }
+    },
+    "metadata": {"identity": {"tp": 1}},
+}
+
+
+def places(document, path=()):
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in items:
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(list(places(SMALL))), LEAVES | st.integers(-2, 6)), min_size=1, max_size=3))
+def test_a_changed_document_is_refused_or_answers(changes):
+    changed = copy.deepcopy(SMALL)
+    for path, value in changes:
+        with contextlib.suppress(LookupError, TypeError):  # an earlier change took the place away
+            place = changed
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+    try:
+        artifact = read_artifact(encoded(changed))
+    except LearnedModelError:
+        return
+    for store in artifact.stores.values():
+        compiled = store.compiled(artifact.target)
+        assert not compiled.predict([0.0] * len(artifact.features)) < 1e-6
+        assert indexed(compiled, 2**20) is not None

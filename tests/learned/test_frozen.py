@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fpmsdk import ForwardPassPerfModel, errors
+from fpmsdk import ForwardPassPerfModel, Trace, errors, replay_trace
 from tests.learned.recorded import artifact_bytes, artifact_path, config_with, vectors
 
 BASE = vectors()["identity_config"]
@@ -200,6 +200,21 @@ def test_a_correction_is_learned_from_the_uncorrected_estimate(model):
     for _ in range(2):
         model.tune_with_fpms([[DECODE | {"wall_time": 1.5 * before / 1000.0}]] * 5)
         assert model.estimate_forward_pass_time_ms(DECODE) == pytest.approx(1.5 * before, rel=1e-12)
+
+
+def test_a_replay_prices_its_passes_by_the_forest(model):
+    trace = Trace.from_arrays([0.0], prompt_tokens=[64], output_tokens=[1])
+    report = replay_trace(trace, launch={"engine": {}}, timing=model)
+    expected_ms = model.estimate_forward_pass_time_ms(PREFILL)
+    assert report.summary["mean_ttft_ms"] == pytest.approx(expected_ms, abs=1e-6)
+
+
+def test_a_replay_of_request_features_is_refused():
+    document = request_artifact()
+    document["stores"]["pure_prefill"] = document["stores"]["pure_decode"]
+    trace = Trace.from_arrays([0.0], prompt_tokens=[64], output_tokens=[1])
+    with pytest.raises(errors.MetricsError, match="per-request features"):
+        replay_trace(trace, launch={"engine": {}}, timing=ForwardPassPerfModel.from_learned(document))
 
 
 # --- reports ---

@@ -6,6 +6,7 @@ import pytest
 
 from fpmsdk import ForwardPassPerfModel, sample
 from fpmsdk.metrics import FpmBatch
+from tests.learned.checkpoints import config_of
 from tests.learned.recorded import artifact_bytes, config_with, eval_frames, vectors
 
 FROZEN = vectors()["frozen"]
@@ -53,11 +54,14 @@ def test_a_model_of_an_artifact_alone_predicts_and_reports_as_recorded(name):
     check_reports(model, case)
 
 
-def test_iterations_of_two_ranks_are_predicted_as_recorded(tmp_path):
+@pytest.mark.parametrize("source", ["checkpoint", "artifact"])
+def test_iterations_of_two_ranks_are_predicted_as_recorded(source, tmp_path):
     case = TWO_RANKS["runs"]["frozen_hybrid"]
-    estimator = case["config"]["estimator_config"]
-    learned = {"artifact_path": "<artifact ranks>", "adaptation": "frozen"}
-    config = config_with(case["config"] | {"estimator_config": estimator | {"fpm_learned": learned}}, tmp_path)
+    config = config_of(case["config"], tmp_path)
+    if source == "artifact":
+        learned = {"artifact_path": "<artifact ranks>", "adaptation": "frozen"}
+        estimator = case["config"]["estimator_config"] | {"fpm_learned": learned}
+        config = config_with(case["config"] | {"estimator_config": estimator}, tmp_path)
     model = ForwardPassPerfModel.best_available(config)
     frames = [msgspec.msgpack.decode(frame) for frame in sample.eval_frames()]
     iterations = [[frames[one] | {"dp_rank": 0}, frames[two] | {"dp_rank": 1}] for one, two in TWO_RANKS["eval_pairs"]]

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from fpmsdk import ForwardPassPerfModel, errors
 from fpmsdk.learned.runtime_checkpoint import read_runtime_checkpoint, runtime_files
 from fpmsdk.perfmodel.causal_selector import CausalKind
+from fpmsdk.perfmodel.learned import FrozenKind
 from fpmsdk.perfmodel.learned_online import OnlineKind, build_online
 from fpmsdk.perfmodel.online_learner import learner_parts
 from fpmsdk.perfmodel.oplevel import OpLevelKind
@@ -47,8 +48,8 @@ CONFIGURATION = (
     *REFUSALS,
     errors.ConfigError,
     errors.LearnedModelError,
-    errors.PerfDataNotAvailableError,
     errors.MissingCapabilityError,
+    errors.PerfDataNotAvailableError,
 )
 
 
@@ -70,7 +71,9 @@ class Target(NamedTuple):
     def fresh(self):
         """An untuned model of the kind, over the same engine."""
         kind = self.selection.kind
-        if isinstance(kind, RegressionKind):
+        if isinstance(kind, FrozenKind):
+            new = kind.fresh()
+        elif isinstance(kind, RegressionKind):
             new = RegressionKind(kind.config)
         elif isinstance(kind, OpLevelKind):
             new = OpLevelKind(kind._engine, kind.spec, kind.config, kind.data_source)
@@ -119,7 +122,8 @@ def targets(folder, observations=120):
         model.tune_with_fpms([[rank] for rank in frames[:-12]])
         place = folder / name
         pinned = continued(model.save_state_snapshot(place))
-        base = config if config["estimation_mode"] == "fpm_learned" else without_snapshot(pinned)
+        learns = name.startswith(("learned online", "learned causal_selector"))
+        base = config if learns else without_snapshot(pinned)
         selection = select(ForwardPassPerfModel.normalize_config(base))
         queries = iterations(config, "eval", 8)
         more = [[rank] for rank in frames[-12:]]
@@ -348,7 +352,9 @@ def run(count, number, folder, report=lambda _text: None):
     for index, target in enumerate(built):
         random_numbers = random.Random(f"{number} {target.name}")
         # Rebuilding a native model for each document is slow; its documents are read by the code of all kinds.
-        documents = (20 if isinstance(target.selection.kind, RegressionKind) else 2) * count // 1000 // len(built) + 1
+        documents = (
+            20 if isinstance(target.selection.kind, RegressionKind | FrozenKind) else 2
+        ) * count // 1000 // len(built) + 1
         fields = count // 5 // len(built)
         share = count // len(built) + 1 - documents - fields
         for _ in range(share):

@@ -20,6 +20,7 @@ NAMES = {
     "execution_profile": "execution_profile",
     "learned_online": "learned online batches",
     "learned_causal_selector": "learned causal_selector",
+    "learned_frozen": "learned frozen hybrid",
 }
 
 

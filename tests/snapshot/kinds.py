@@ -13,7 +13,7 @@ import msgspec
 
 from fpmsdk import ForwardPassPerfModel, errors, sample
 from tests.learned.checkpoints import written_checkpoint
-from tests.learned.recorded import vectors
+from tests.learned.recorded import artifact_bytes, artifact_path, vectors
 from tests.perfdb.pairs import VERSION, decode, prefill, write_pair
 from tests.perfdb.synthetic import Systems
 from tests.perfmodel import tiny
@@ -78,7 +78,34 @@ def prepare(folder):
     configs["execution_profile"] = profiled_config(folder, op_level)
     for name, learned in LEARNING.items():
         configs[name] = learning_config(folder, **learned)
+    frozen = frozen_config(folder)
+    for mode in ("fixed", "dynamic_local", "hybrid"):
+        configs[f"learned frozen {mode}"] = corrected(frozen, mode)
+    configs["learned frozen decode"] = corrected(frozen_decode_config(folder), "hybrid")
+    configs["learned frozen uncorrected"] = frozen | {
+        "estimator_config": frozen["estimator_config"] | {"correction": {"enabled": False}}
+    }
+    configs["from_learned"] = corrected(frozen | PLACEHOLDER, "hybrid")
     return configs
+
+
+# What a model of an artifact alone says that it stands for.
+PLACEHOLDER = {"model": "from_learned", "system": "from_learned"}
+
+
+def frozen_config(folder):
+    learned = {"artifact_path": str(artifact_path(folder, "main")), "adaptation": "frozen"}
+    return vectors()["identity_config"] | {"estimator_config": {"fpm_learned": learned}}
+
+
+def frozen_decode_config(folder):
+    document = json.loads(artifact_bytes("main"))
+    document |= {"worker_type": "decode", "stores": {"pure_decode": document["stores"]["pure_decode"]}, "metadata": {}}
+    path = folder / "decode.json"
+    path.write_text(json.dumps(document))
+    learned = {"artifact_path": str(path), "adaptation": "frozen"}
+    changes = {"worker_type": "decode", "estimator_config": {"fpm_learned": learned}}
+    return vectors()["identity_config"] | changes
 
 
 # Learners with their defaults, with rows that wait when the state is saved, with fixed trees, and both experts.
@@ -189,8 +216,8 @@ def recorded(name):
 
 def iterations(config, name, count):
     """The first iterations of a recorded stream that an untuned model of this configuration takes."""
-    if config["estimation_mode"] == "fpm_learned":
-        return list(recorded(name)[:count])  # takes all of them
+    if config.get("estimator_config", {}).get("fpm_learned", {}).get("checkpoint_path"):
+        return list(recorded(name)[:count])  # takes all of them, and one of a selector is only built from its snapshot
     cold = ForwardPassPerfModel.best_available(without_snapshot(config))
     found = []
     for frame in recorded(name):

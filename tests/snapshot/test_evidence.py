@@ -36,9 +36,15 @@ NAMES = [
     "learned online batches",
     "learned online leaf_only",
     "learned causal_selector",
+    "learned frozen fixed",
+    "learned frozen dynamic_local",
+    "learned frozen hybrid",
+    "learned frozen decode",
+    "learned frozen uncorrected",
+    "from_learned",
 ]
 # Correction is off: there is no state that tuning could change.
-STATELESS = ("op_level uncorrected", "execution_profile")
+STATELESS = ("op_level uncorrected", "execution_profile", "learned frozen uncorrected")
 
 
 @pytest.fixture(scope="module")
