@@ -32,6 +32,7 @@ GUIDES = [
     "README.md",
     "tune.md",
     "learned.md",
+    "online-learning.md",
     "op-level.md",
     "replay.md",
     "snapshots.md",

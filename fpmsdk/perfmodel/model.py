@@ -438,11 +438,7 @@ class ForwardPassPerfModel:
         >>> round(model.estimate_forward_pass_time_ms(decode), 3)
         8.0
         """
-        if self._rejects_tuning:
-            raise TuningRejectedError(
-                "this model was restored from a state snapshot with on_tune 'reject', so it does not learn; set "
-                "estimator_config.state_snapshot.on_tune to 'continue' to go on where tuning stopped"
-            )
+        self._require_tuning()
         source: IterationSource | None = _columns(iterations)
         if source is None:
             # Read before the lock is taken: attributes of foreign objects may run any code.
@@ -882,11 +878,14 @@ class ForwardPassPerfModel:
         raise self._needs("vision_operations", "a model with an encoder (encoder_parallel)")
 
     def flush_updates(self) -> None:
-        """Apply pending updates of an online learner.
+        """Apply what waits for its batch in an online learner, and let rows go that have grown too old.
 
         Raises
         ------
         UnsupportedQueryError: the model is no such estimator.
+        TuningRejectedError: it was restored with `on_tune: reject`.
+
+        Source: regression-and-learned.md section 4.4.
 
         >>> from fpmsdk.sample import MODEL
         >>> model = ForwardPassPerfModel.best_available(MODEL)
@@ -895,6 +894,7 @@ class ForwardPassPerfModel:
             ...
         fpmsdk.errors.UnsupportedQueryError: flush_updates needs an online fpm_learned estimator...
         """
+        self._require_tuning()
         with self._tuning:
             self._kind.flush_updates()
 
@@ -916,11 +916,19 @@ class ForwardPassPerfModel:
             return self._kind.export_learned_artifact()
 
     def save_online_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Save an online learner.
+        """Write an online learner into a new directory, whole or not at all; `checkpoint_path` may name it.
+
+        Parameters
+        ----------
+        path: the directory; nothing may be there yet, its parent must exist.
 
         Raises
         ------
         UnsupportedQueryError: the model is no such estimator.
+        LearnedModelError: something is at `path`.
+        OSError: it cannot be written.
+
+        Source: regression-and-learned.md section 4.7.
 
         >>> from fpmsdk.sample import MODEL
         >>> model = ForwardPassPerfModel.best_available(MODEL)
@@ -963,6 +971,13 @@ class ForwardPassPerfModel:
         return save_state_snapshot(
             self._kind, self._selection.config, path, include_perf_db=include_perf_db, tuning=self._tuning
         )
+
+    def _require_tuning(self) -> None:
+        if self._rejects_tuning:
+            raise TuningRejectedError(
+                "this model was restored from a state snapshot with on_tune 'reject', so it does not learn; set "
+                "estimator_config.state_snapshot.on_tune to 'continue' to go on where tuning stopped"
+            )
 
     def _needs(self, query: str, needed: str) -> UnsupportedQueryError:
         return UnsupportedQueryError(f"{query} needs {needed}; this model is {self._kind.mode}")

@@ -195,6 +195,10 @@ def _check_rows(saved: "Arrays", controls: dict[str, Any]) -> None:
     _require(recent == len(saved["gradients"]), "clock (recent_rows)", len(saved["gradients"]), recent)
     _require(recent <= controls["recent_window"], "clock (recent_rows)", f"at most {controls['recent_window']}", recent)
     _require(pending < controls["update_every"], "clock (pending_rows)", f"below {controls['update_every']}", pending)
+    fixed = len(saved["tree_slots"]) - (controls["mutable_tree_tail"] or len(saved["tree_slots"]))
+    _require(
+        (saved["gradients"][:, : max(fixed, 0)] == 0.0).all(), "gradients", "0.0 of trees that are fixed", "others"
+    )
     for name in ("row_ids", "stamps"):
         _require((np.diff(saved[name]) > 0).all(), name, "ascending", saved[name])
     _require((saved["codes"] <= saved["num_bins"]).all(), "codes", "bins of their features", "others")
