@@ -22,7 +22,7 @@ LAYERS = [
     {"workers"},
     {"replay"},
 ]
-APART = {"snapshot_codec", "mathprobe", "plain"}
+APART = {"snapshot_codec", "mathprobe", "plain", "writeback"}
 LAYER_OF = {module: depth for depth, layer in enumerate(LAYERS) for module in layer}
 CIMPORT = re.compile(
     r"^\s*(?:from\s+fpmsdk\._ext\.(\w+)\s+cimport|from\s+fpmsdk\._ext\s+cimport\s+(\w+)|cimport\s+fpmsdk\._ext\.(\w+))",
