@@ -192,15 +192,13 @@ cdef class LinearStore:
         return 0
 
     def saved(self):
-        """Copies of the arrays as a snapshot holds them: exactly as long as what they hold, rows in bucket order."""
-        cdef dict arrays = self.arrays
-        slots, sampled = saved_rows(arrays)
-        taken = sampled | {
-            "features": arrays["features"].take(slots, axis=0),
-            "target_ms": arrays["target_ms"].take(slots),
-            "errors": arrays["errors"][: self.clock[NUM_ERRORS]].copy(),
+        """What a snapshot holds: the arrays, exactly as long as what they hold, rows in bucket order.
+
+        The next observation changes it: encode it before.
+        """
+        return self.arrays | saved_rows(self.arrays, "features", "target_ms") | {
+            "errors": self.arrays["errors"][: self.clock[NUM_ERRORS]],
         }
-        return {name: taken[name] if name in taken else array.copy() for name, array in arrays.items()}
 
     def restore(self, dict saved):
         """Take over saved arrays of the declared types; they belong to the store from then on.

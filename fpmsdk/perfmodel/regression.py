@@ -87,7 +87,7 @@ class RegressionKind(Kind):
         return [(kind, LINEAR_STORE) for kind in self._regression.stores()]
 
     def state_parts(self) -> "list[StatePart]":
-        """Copies of every store."""
+        """Every store."""
         from fpmsdk.snapshot.state import StatePart
 
         return [StatePart(kind, LINEAR_STORE, store.saved()) for kind, store in self._regression.stores().items()]
