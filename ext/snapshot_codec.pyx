@@ -21,6 +21,7 @@ cdef enum:
     MAX_SHAPE_AXES = 3
     MAX_DIMENSIONS = 8
     BLOCK_ITEMS = 1024
+    ALIGNMENT = 64
 
 cdef enum:
     FLOAT64
@@ -173,14 +174,13 @@ cdef class LayoutCodec:
         raise StateSnapshotError(f"state of {self.layout.name} does not fit its declaration")
 
     cdef object read(self, const uint8_t* content, int64_t size, int64_t start):
-        # (arrays, position after them)
+        # (arrays, position after them). All lie in one piece of memory, for which large pages can be had.
         cdef int64_t[MAX_DIMENSIONS] known
-        cdef int64_t position = start, length, row_bytes, wanted, wrong, elements
+        cdef int64_t position = start, offset = 0, length, row_bytes, wanted
         cdef uint64_t count
         cdef FieldPlan* plan
-        cdef cnp.ndarray array
         cdef int i
-        cdef dict arrays = {}
+        cdef list places = []            # shape, position in the content and offset in memory of each field
         for i in range(MAX_DIMENSIONS):
             known[i] = -1
         for encoded, item in zip(self.plans, self.layout.fields):
@@ -219,19 +219,32 @@ cdef class LayoutCodec:
                     )
             if length > (size - position) // max(row_bytes, 1):
                 raise self.fault(item, position, f"{length * row_bytes} bytes", f"{size - position} bytes to the end")
-            array = np.empty((length, *shape), item.dtype)
+            places.append(((length, *shape), position, offset))
+            position += length * row_bytes
+            offset += (length * row_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        return self.taken(content, places, np.empty(offset, np.uint8)), position
+
+    cdef dict taken(self, const uint8_t* content, list places, memory):
+        # Arrays in `memory`, each with the elements at its place in the content.
+        cdef int64_t position, offset, elements, wrong
+        cdef FieldPlan* plan
+        cdef cnp.ndarray array
+        cdef dict arrays = {}
+        for encoded, item, (shape, position, offset) in zip(self.plans, self.layout.fields, places):
+            plan = <FieldPlan*>PyBytes_AS_STRING(encoded)
+            array = np.ndarray(shape, item.dtype, memory, offset)
             elements = cnp.PyArray_SIZE(array)
-            wrong = copy_elements(
-                plan, <uint8_t*>cnp.PyArray_DATA(array), content + position, elements,
-                <const uint8_t*>cnp.PyArray_DATA(array),
-            )
+            with nogil:
+                wrong = copy_elements(
+                    plan, <uint8_t*>cnp.PyArray_DATA(array), content + position, elements,
+                    <const uint8_t*>cnp.PyArray_DATA(array),
+                )
             if wrong < elements:
                 raise self.fault(
                     item, position + wrong * plan.item_bytes, accepted(item), array.reshape(-1)[wrong].item()
                 )
-            position += length * row_bytes
             arrays[item.name] = array
-        return arrays, position
+        return arrays
 
     cdef object fault(self, item, position, expected, found):
         return StateSnapshotError(

@@ -66,7 +66,7 @@ class StateRegistry:
             ]
         )
 
-    def decode(self, content: bytes) -> list[StatePart]:
+    def decode(self, content: bytes | memoryview) -> list[StatePart]:
         """The parts of a state.
 
         Raises
