@@ -386,31 +386,36 @@ cdef accepted(item):
     return f"a {finite}number{low}{high}"
 
 
-def encode(list parts not None):
+def encode(list parts not None, encoded=None):
     """The bytes of a state, in memory of its own.
 
     Parameters
     ----------
     parts: in order (store code, layout code, `LayoutCodec`, arrays); codes are 0 to 255. Instead of an array, `SlotRows`
         are rows of one. Arrays are read, never kept.
+    encoded: called with the bytes of the parts, one after the other, as soon as they are there.
     """
     cdef LayoutCodec codec
     cdef uint64_t count = len(parts)
-    cdef int64_t total = sizeof(uint64_t)
+    cdef int64_t total = sizeof(uint64_t), told = 0, at = sizeof(uint64_t)
     cdef cnp.ndarray content
-    cdef uint8_t* at
+    cdef uint8_t* data
     for store, layout, codec, arrays in parts:
         total += 2 + codec.size(arrays)
     content = np.empty(total, np.uint8)  # of much memory, numpy asks for large pages
-    at = <uint8_t*>cnp.PyArray_DATA(content)
-    memcpy(at, &count, sizeof(uint64_t))
-    at += sizeof(uint64_t)
+    view = memoryview(content)
+    data = <uint8_t*>cnp.PyArray_DATA(content)
+    memcpy(data, &count, sizeof(uint64_t))
     for store, layout, codec, arrays in parts:
-        at[0] = <uint8_t>store
-        at[1] = <uint8_t>layout
-        at += 2
-        at += codec.write(arrays, at)
-    return memoryview(content)
+        if encoded is not None:
+            encoded(view[told:at])
+            told = at
+        data[at] = <uint8_t>store
+        data[at + 1] = <uint8_t>layout
+        at += 2 + codec.write(arrays, data + at + 2)
+    if encoded is not None:
+        encoded(view[told:])
+    return view
 
 
 def decode(const uint8_t[::1] content not None, dict codecs not None):

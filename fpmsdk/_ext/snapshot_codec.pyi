@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,7 +14,9 @@ class LayoutCodec:
     @property
     def layout(self) -> Any: ...
 
-def encode(parts: list[tuple[int, int, LayoutCodec, dict[str, Any]]]) -> memoryview: ...
+def encode(
+    parts: list[tuple[int, int, LayoutCodec, dict[str, Any]]], encoded: Callable[[memoryview], object] | None = None
+) -> memoryview: ...
 def decode(
     content: bytes | bytearray | memoryview, codecs: dict[int, LayoutCodec]
 ) -> list[tuple[int, int, Arrays]]: ...

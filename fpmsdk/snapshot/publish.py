@@ -8,19 +8,18 @@ import errno
 import hashlib
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from fpmsdk._ext.writeback import begin_writeback
 from fpmsdk.errors import StateSnapshotError, StateSnapshotExistsError, StateSnapshotIOError
+from fpmsdk.snapshot.digest import BackgroundDigest
 from fpmsdk.snapshot.manifest import RecordedFile
 
 # Hidden, and told from a snapshot at a glance. Nothing ever reads one; only a killed process leaves one behind.
 STAGING_PREFIX = ".fpmsdk-snapshot-staging-"
 # Larger writes are slower: the kernel looks for larger pieces of memory to keep them in.
 _CHUNK_BYTES = 1 << 20
-_LARGE_BYTES = 1 << 22
 _MOST_OPEN_FILES = 16
 
 
@@ -43,22 +42,14 @@ class Staging:
             os.mkdir(self.path(relative))
             self._directories.append(self.path(relative))
 
-    def write(self, relative: str, content: bytes | memoryview) -> RecordedFile:
-        """Write a file."""
-        digest = hashlib.sha256()
-        if len(content) < _LARGE_BYTES:
+    def write(self, relative: str, content: bytes | memoryview, digest: BackgroundDigest | None = None) -> RecordedFile:
+        """Write a file; `digest` is that of its content, where somebody has begun it."""
+        if digest is None:
+            digest = BackgroundDigest()
             digest.update(content)
-            self._store(relative, (content,))
-        else:
-            # Hashing takes as long as the disk does; neither needs the other.
-            hashing = threading.Thread(target=digest.update, args=(content,))
-            hashing.start()
-            view = memoryview(content)
-            try:
-                self._store(relative, (view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES)))
-            finally:
-                hashing.join()
-        return RecordedFile(relative, len(content), digest.hexdigest())
+        view = memoryview(content)
+        self._store(relative, (view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES)))
+        return RecordedFile(relative, len(view), digest.hexdigest())
 
     def copy(self, source: BinaryIO, relative: str) -> RecordedFile:
         """Write a file with what is left to read of another."""

@@ -4,7 +4,7 @@ Source: snapshot.md sections 3 and 4.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fpmsdk._ext.snapshot_codec import LayoutCodec, decode, encode
@@ -56,14 +56,20 @@ class StateRegistry:
         self._codes = {layout.name: code for code, layout in layouts.items()}
         self._codecs = {code: LayoutCodec(layout) for code, layout in layouts.items()}
 
-    def encode(self, parts: Iterable[StatePart]) -> memoryview:
-        """The bytes of a state: a copy, all that is left to do while nothing may change."""
+    def encode(self, parts: Iterable[StatePart], encoded: Callable[[memoryview], object] | None = None) -> memoryview:
+        """The bytes of a state: a copy, all that is left to do while nothing may change.
+
+        Parameters
+        ----------
+        encoded: called with each run of bytes that will not change any more, in their order.
+        """
         return encode(
             [
                 (self.stores.index(part.store), code, self._codecs[code], part.arrays)
                 for part in parts
                 for code in (self._codes[part.layout.name],)
-            ]
+            ],
+            encoded,
         )
 
     def decode(self, content: bytes | memoryview) -> list[StatePart]:

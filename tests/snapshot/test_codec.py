@@ -215,6 +215,14 @@ def test_an_empty_state_is_eight_zero_bytes():
     assert TINY.decode(bytes(8)) == []
 
 
+def test_every_part_is_told_as_soon_as_its_bytes_are_there():
+    told = []
+    parts = tiny_state(1) * 3
+    content = TINY.encode(parts, lambda piece: told.append(bytes(piece)))
+    assert b"".join(told) == content == TINY.encode(parts)
+    assert [len(piece) for piece in told] == [8, *[71] * 3]
+
+
 def test_a_dimension_has_to_be_shown_before_it_is_needed():
     layout = StateLayout("late", 1, (StateField("a", "f8", (2, "rows"), ""),))
     with pytest.raises(ValueError, match="late.a: no earlier field shows the dimension rows"):

@@ -14,6 +14,7 @@ import pytest
 
 from fpmsdk import ForwardPassPerfModel, FpmBatch, errors, inspect_state_snapshot, sample
 from fpmsdk.snapshot import publish as module
+from fpmsdk.snapshot.digest import BackgroundDigest
 from fpmsdk.snapshot.manifest import RecordedFile
 from fpmsdk.snapshot.publish import STAGING_PREFIX, publish
 from tests.snapshot.processes import run_module
@@ -114,6 +115,15 @@ def test_a_file_of_any_size_is_written_whole_and_digested(tmp_path, size):
     publish(str(tmp_path / "saved"), lambda staging: recorded.append(staging.write("file", memoryview(content))))
     assert (tmp_path / "saved" / "file").read_bytes() == content
     assert recorded == [RecordedFile("file", size, hashlib.sha256(content).hexdigest())]
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [5, 7], [1 << 20], [3, 1 << 20, 0, 4, (2 << 20) + 1, 9]])
+def test_a_digest_is_that_of_all_pieces_in_their_order(sizes):
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+    digest = BackgroundDigest()
+    for piece in pieces:
+        digest.update(memoryview(piece))
+    assert digest.hexdigest() == hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
