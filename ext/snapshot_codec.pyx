@@ -144,7 +144,8 @@ cdef class LayoutCodec:
                 array, slots = (<SlotRows>value).array, (<SlotRows>value).slots
                 total += cnp.PyArray_NBYTES(array) // max(cnp.PyArray_DIM(array, 0), 1) * cnp.PyArray_DIM(slots, 0)
             else:
-                total += cnp.PyArray_NBYTES(value)
+                array = value
+                total += cnp.PyArray_NBYTES(array)
             if (<FieldPlan*>PyBytes_AS_STRING(plan)).axes[0].dimension >= 0:
                 total += sizeof(uint64_t)
         return total
