@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"declarations", "search"},
+    {"declarations", "search", "solver"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
     {"operators"},
-    {"estimator", "regression", "correction", "native", "wholeforward"},
+    {"estimator", "regression", "linear", "linear_store", "correction", "native", "wholeforward"},
     {"pricing"},
     {"fitted", "recorded"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},

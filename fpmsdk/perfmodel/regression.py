@@ -1,11 +1,12 @@
 """Regression estimators of a configuration: which stores, over which axes, with which declared state.
 
-The arithmetic is `ext/regression.pyx`; source: regression-and-learned.md section 1.
+The arithmetic is `ext/linear.pyx`; source: regression-and-learned.md section 1.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from fpmsdk._ext.regression import CLOCK_FIELDS, LinearRegression, LinearStore, LinearView
+from fpmsdk._ext.linear_store import CLOCK_FIELDS, LinearStore
+from fpmsdk._ext.regression import Regression, RegressionView
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
 from fpmsdk.snapshot.layout import StateField, StateLayout
@@ -56,7 +57,7 @@ class RegressionKind(Kind):
         super().__init__("fpm_regression", self._regression, config)
 
     @property
-    def serving(self) -> LinearView:
+    def serving(self) -> RegressionView:
         """What has been learned by now."""
         return self._regression.serving
 
@@ -76,21 +77,22 @@ class RegressionKind(Kind):
         }
 
     def store_diagnostics(self) -> list[dict[str, Any]]:
-        """Workload kind, readiness and retained observations of each store."""
+        """Workload kind, readiness and retained observations of each store, and what else it tells of itself."""
         return [
-            {"workload_kind": kind, "ready": ready, "retained_observations": retained}
-            for kind, ready, retained in self.serving.stores()
+            {"workload_kind": kind, "ready": view.ready, "retained_observations": view.retained_observations}
+            | view.details()
+            for kind, view in self.serving.stores().items()
         ]
 
     def state_layouts(self) -> list[tuple[str, StateLayout]]:
-        """One linear store per workload kind."""
-        return [(kind, LINEAR_STORE) for kind in self._regression.stores()]
+        """One store per workload kind."""
+        return [(kind, store.layout) for kind, store in self._regression.stores().items()]
 
     def state_parts(self) -> "list[StatePart]":
         """Copies of every store."""
         from fpmsdk.snapshot.state import StatePart
 
-        return [StatePart(kind, LINEAR_STORE, store.saved()) for kind, store in self._regression.stores().items()]
+        return [StatePart(kind, store.layout, store.saved()) for kind, store in self._regression.stores().items()]
 
     def install_part(self, part: "StatePart") -> None:
         """Take over one saved store."""
@@ -103,11 +105,11 @@ class RegressionKind(Kind):
         stores = [
             {
                 "store": kind,
-                "ready": ready,
-                "reason": None if ready else _reason(retained, minimum),
-                "retained_observations": retained,
+                "ready": view.ready,
+                "reason": None if view.ready else _reason(view.retained_observations, minimum),
+                "retained_observations": view.retained_observations,
             }
-            for kind, ready, retained in serving.stores()
+            for kind, view in serving.stores().items()
         ]
         return {"kind": self.mode, "ready": serving.ready, "stores": stores, "correction": None}
 
@@ -116,7 +118,7 @@ def _reason(retained: int, min_observations: int) -> str:
     return "below_min_observations" if retained < min_observations else "no_usable_fit"
 
 
-def build_regression(config: dict[str, Any]) -> LinearRegression:
+def build_regression(config: dict[str, Any]) -> Regression:
     """The regression estimator of a normalised configuration.
 
     Parameters
@@ -158,7 +160,7 @@ def build_regression(config: dict[str, Any]) -> LinearRegression:
             sampling["max_observations"],
         )
 
-    return LinearRegression(config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store)
+    return Regression(config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store)
 
 
 def _weights(features: dict[str, Any]) -> tuple[float, float, float]:
