@@ -14,7 +14,7 @@ LAYERS = [
     {"declarations", "search", "solver"},
     {"features", "frames", "sampler", "grid", "sites", "passroofline"},
     {"operators"},
-    {"estimator", "regression", "linear", "linear_store", "correction", "native", "wholeforward"},
+    {"estimator", "regression", "linear", "linear_store", "recursive", "automatic", "correction", "native", "wholeforward"},
     {"pricing"},
     {"fitted", "recorded"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},

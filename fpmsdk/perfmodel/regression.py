@@ -3,12 +3,17 @@
 The arithmetic is `ext/linear.pyx`; source: regression-and-learned.md section 1.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fpmsdk._ext.automatic import AutomaticStore
 from fpmsdk._ext.linear_store import CLOCK_FIELDS, LinearStore
-from fpmsdk._ext.regression import Regression, RegressionView
+from fpmsdk._ext.recursive import WORK_AXES, RecursiveStore
+from fpmsdk._ext.regression import Regression, RegressionStore, RegressionView
+from fpmsdk.config.validate_estimator import fitted_kinds
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
+from fpmsdk.perfmodel.recursive import CHOICE, RECURSIVE_STORE
 from fpmsdk.snapshot.layout import StateField, StateLayout
 
 if TYPE_CHECKING:
@@ -76,6 +81,23 @@ class RegressionKind(Kind):
             "ranks": [],
         }
 
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with the error to expect, of an estimator that judges its own answers."""
+        if not {"recursive", "automatic"} & {self.config["estimator_config"]["fpm_regression"]["fit"]["kind"]}:
+            raise self._lacks("explain", "a native estimator, or fit.kind recursive or automatic")
+        latency_ms, store, expectation = self.serving.explain_iteration(metrics, decode_frame)
+        expected_error, in_domain = expectation or (None, latency_ms == 0.0)
+        return {
+            "latency_ms": latency_ms,
+            "native_latency_ms": None,
+            "correction_factor": None,
+            "max_rank": None,
+            "in_domain": in_domain,
+            "expected_error": expected_error,
+            "store": store,
+            "ranks": [],
+        }
+
     def store_diagnostics(self) -> list[dict[str, Any]]:
         """Workload kind, readiness and retained observations of each store, and what else it tells of itself."""
         return [
@@ -85,18 +107,23 @@ class RegressionKind(Kind):
         ]
 
     def state_layouts(self) -> list[tuple[str, StateLayout]]:
-        """One store per workload kind."""
-        return [(kind, store.layout) for kind, store in self._regression.stores().items()]
+        """The parts of one store per workload kind."""
+        return [(kind, part.layout) for kind, store in self._regression.stores().items() for part in store.parts()]
 
     def state_parts(self) -> "list[StatePart]":
         """Copies of every store."""
         from fpmsdk.snapshot.state import StatePart
 
-        return [StatePart(kind, store.layout, store.saved()) for kind, store in self._regression.stores().items()]
+        return [
+            StatePart(kind, part.layout, part.saved())
+            for kind, store in self._regression.stores().items()
+            for part in store.parts()
+        ]
 
     def install_part(self, part: "StatePart") -> None:
         """Take over one saved store."""
-        self._regression.stores()[part.store].restore(part.arrays)
+        (store,) = (own for own in self._regression.stores()[part.store].parts() if own.layout is part.layout)
+        store.restore(part.arrays)
 
     def readiness_report(self) -> dict[str, Any]:
         """Readiness of each store; there is no correction."""
@@ -133,15 +160,14 @@ def build_regression(config: dict[str, Any]) -> Regression:
     estimator = config["estimator_config"]
     regression = estimator["fpm_regression"]
     fit, sampling = regression["fit"], regression["sampling"]
-    if fit["kind"] != "standardized_nnls":
-        raise MissingCapabilityError(
-            f"estimator_config.fpm_regression.fit.kind {fit['kind']!r} is not part of this release; "
-            "use 'standardized_nnls'"
-        )
+    kinds = fitted_kinds(fit)
+    if "spline" in kinds:
+        raise MissingCapabilityError("spline")
     linear = fit.get("linear") or {}
-    fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES))
-    sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES))
-    axes = fit_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
+    fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES)) if set(kinds) - {"recursive"} else ()
+    work_axes = WORK_AXES if "recursive" in kinds else ()
+    sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES)) if fit_axes else ()
+    axes = fit_axes + work_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
     settings = {
         "num_axes": len(fit_axes),
         "min_observations": regression["min_observations"],
@@ -151,7 +177,7 @@ def build_regression(config: dict[str, Any]) -> Regression:
         "update_policy": linear.get("update_policy", {"kind": "always"}),
     }
 
-    def new_store() -> LinearStore:
+    def new_linear() -> LinearStore:
         return LinearStore(
             LINEAR_STORE,
             settings,
@@ -160,7 +186,21 @@ def build_regression(config: dict[str, Any]) -> Regression:
             sampling["max_observations"],
         )
 
-    return Regression(config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store)
+    def new_recursive() -> RecursiveStore:
+        return RecursiveStore(RECURSIVE_STORE, fit["recursive"], regression["min_observations"], len(fit_axes))
+
+    new: dict[str, Callable[[], RegressionStore]] = {"standardized_nnls": new_linear, "recursive": new_recursive}
+
+    def new_automatic() -> AutomaticStore:
+        return AutomaticStore(CHOICE, fit["automatic"], {kind: new[kind]() for kind in kinds})
+
+    return Regression(
+        config["worker_type"],
+        _weights(estimator["features"]),
+        axes,
+        len(fit_axes) + len(work_axes),
+        new_automatic if fit["kind"] == "automatic" else new[fit["kind"]],
+    )
 
 
 def _weights(features: dict[str, Any]) -> tuple[float, float, float]:

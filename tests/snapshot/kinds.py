@@ -61,6 +61,11 @@ def prepare(folder):
             "decode", linear={"feature_axes": SELECTED}, sampling={"axes": ["n"], "bins_per_axis": [7]}
         ),
     }
+    configs |= {
+        "regression recursive": regression(kind="recursive"),
+        "regression recursive decode": regression("decode", kind="recursive", recursive={"forgetting": 0.9}),
+        "regression automatic": regression(kind="automatic", automatic={"candidates": ["linear", "recursive"]}),
+    }
     op_level = op_level_config(folder)
     forward = forward_config(folder)
     for mode in ("fixed", "dynamic_local", "hybrid"):
