@@ -5,46 +5,16 @@ The arithmetic is `ext/linear.pyx`; source: regression-and-learned.md section 1.
 
 from typing import TYPE_CHECKING, Any
 
-from fpmsdk._ext.linear_store import CLOCK_FIELDS, LinearStore
-from fpmsdk._ext.regression import Regression, RegressionView
-from fpmsdk.errors import ConfigError, MissingCapabilityError
+from fpmsdk._ext.linear_store import LinearStore
+from fpmsdk._ext.regression import Regression, RegressionStore, RegressionView
+from fpmsdk._ext.spline_store import SplineStore
+from fpmsdk.errors import ConfigError
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
-from fpmsdk.snapshot.layout import StateField, StateLayout
+from fpmsdk.perfmodel.regression_layouts import LINEAR_STORE, SPLINE_STORE
 
 if TYPE_CHECKING:
+    from fpmsdk.snapshot.layout import StateLayout
     from fpmsdk.snapshot.state import StatePart
-
-# What the bucketed sampler keeps; shared by every store that retains rows in buckets. Fields that show the length of a
-# dimension precede those that need it, so that a saved state can be read without its configuration.
-SAMPLER_FIELDS = (
-    StateField("axis_min", "f8", ("sampling_axes",), "lower bound of each sampling axis", finite=False),
-    StateField("axis_max", "f8", ("sampling_axes",), "upper bound of each sampling axis", finite=False),
-    StateField("extent", "i8", (3,), "rows, occupied buckets, slot of the next row", minimum=0),
-    StateField("coordinates", "f8", ("rows", "sampling_axes"), "retention coordinates of each slot"),
-    StateField("order", "i4", ("rows",), "slots bucket by bucket, oldest first", minimum=0),
-    StateField("bucket_key", "i8", ("buckets",), "keys of the occupied buckets, ascending", minimum=0),
-    StateField("bucket_start", "i4", ("buckets+1",), "first position of each bucket in `order`", minimum=0),
-)
-
-# Everything that tuning changes in one linear store.
-LINEAR_STORE = StateLayout(
-    "linear_store",
-    2,
-    (
-        *SAMPLER_FIELDS,
-        StateField("mean", "f8", ("axes+1",), "means of features and target", finite=False),
-        StateField("scatter", "f8", ("axes+1", "axes+1"), "centred cross products", finite=False),
-        StateField("features", "f8", ("rows", "axes"), "fit features of each slot", minimum=0.0),
-        StateField("target_ms", "f8", ("rows",), "observed latency of each slot", minimum=0.0),
-        StateField("clock", "i8", (len(CLOCK_FIELDS),), ", ".join(CLOCK_FIELDS), minimum=0),
-        StateField("errors", "u1", ("errors",), "verdicts of the update policy, oldest first", maximum=1),
-        StateField("fit_intercept_ms", "f8", (1,), "intercept of the fit that serves"),
-        StateField("fit_slope_ms", "f8", ("axes",), "slope per standardised axis, ms"),
-        StateField("fit_mean", "f8", ("axes",), "mean used to standardise each axis"),
-        StateField("fit_scale", "f8", ("axes",), "scale used to standardise each axis", minimum=0.0),
-        StateField("fit_flags", "i8", (2,), "ready, bits of the active axes", minimum=0),
-    ),
-)
 
 DEFAULT_AXES = ("attention", "moe")
 
@@ -84,7 +54,7 @@ class RegressionKind(Kind):
             for kind, view in self.serving.stores().items()
         ]
 
-    def state_layouts(self) -> list[tuple[str, StateLayout]]:
+    def state_layouts(self) -> "list[tuple[str, StateLayout]]":
         """One store per workload kind."""
         return [(kind, store.layout) for kind, store in self._regression.stores().items()]
 
@@ -128,20 +98,15 @@ def build_regression(config: dict[str, Any]) -> Regression:
     Raises
     ------
     ConfigError: a feature weight is not finite and positive.
-    MissingCapabilityError: the fit kind has no implementation in this release.
     """
     estimator = config["estimator_config"]
     regression = estimator["fpm_regression"]
     fit, sampling = regression["fit"], regression["sampling"]
-    if fit["kind"] != "standardized_nnls":
-        raise MissingCapabilityError(
-            f"estimator_config.fpm_regression.fit.kind {fit['kind']!r} is not part of this release; "
-            "use 'standardized_nnls'"
-        )
     linear = fit.get("linear") or {}
     fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES))
     sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES))
     axes = fit_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
+    retained = tuple(sampling["bins_per_axis"]), sampling["max_observations"]
     settings = {
         "num_axes": len(fit_axes),
         "min_observations": regression["min_observations"],
@@ -151,14 +116,10 @@ def build_regression(config: dict[str, Any]) -> Regression:
         "update_policy": linear.get("update_policy", {"kind": "always"}),
     }
 
-    def new_store() -> LinearStore:
-        return LinearStore(
-            LINEAR_STORE,
-            settings,
-            tuple(axes.index(axis) for axis in sampling_axes),
-            tuple(sampling["bins_per_axis"]),
-            sampling["max_observations"],
-        )
+    def new_store() -> RegressionStore:
+        if fit["kind"] == "spline":
+            return SplineStore(SPLINE_STORE, settings | fit["spline"], *retained)
+        return LinearStore(LINEAR_STORE, settings, tuple(axes.index(axis) for axis in sampling_axes), *retained)
 
     return Regression(config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store)
 
