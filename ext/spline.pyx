@@ -130,7 +130,7 @@ cdef class SplineRows:
         cdef double n = <double>self.count
         cdef double value, mean = 0.0, squares = 0.0, norm
         cdef double products[NNLS_TERMS]
-        cdef double explained = 0.0
+        cdef double explained = 0.0, own = 0.0
         cdef double* terms = self.terms + column
         cdef double* normalized = self.normalized + column
         cdef const double* row_of
@@ -152,15 +152,17 @@ cdef class SplineRows:
         self.mean[column] = mean
         self.norm[column] = norm
         self.active[column] = norm > 1e-12 * sqrt(n)
-        for row in range(self.count):
-            normalized[row * NNLS_TERMS] = normalized[row * NNLS_TERMS] / norm if self.active[column] else 0.0
         memset(products, 0, sizeof(products))
         for row in range(self.count):
+            # Read the whole row before its new entry is written: a wide load right behind a narrow store waits.
             row_of = self.normalized + row * NNLS_TERMS
-            value = row_of[column]
+            value = row_of[column] / norm if self.active[column] else 0.0
             for j in range(NNLS_TERMS):
                 products[j] += value * row_of[j]
+            own += value * value
             explained += value * (self.target_ms[row] - self.target_mean)
+            normalized[row * NNLS_TERMS] = value
+        products[column] = own
         for j in range(NNLS_TERMS):
             self.gram[column * NNLS_TERMS + j] = products[j]
             self.gram[j * NNLS_TERMS + column] = products[j]
