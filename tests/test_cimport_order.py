@@ -12,9 +12,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"declarations", "search", "solver"},
-    {"features", "frames", "sampler", "grid", "sites", "passroofline"},
+    {"features", "frames", "sampler", "nnls", "grid", "sites", "passroofline"},
     {"operators"},
-    {"estimator", "regression", "linear", "linear_store", "recursive", "automatic", "correction", "native", "wholeforward"},
+    {"estimator", "regression", "row_store", "linear", "linear_store", "monitor", "spline", "spline_statistics"}
+    | {"spline_store", "recursive", "automatic", "correction", "native", "wholeforward"},
     {"pricing"},
     {"fitted", "recorded"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},

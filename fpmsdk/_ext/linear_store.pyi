@@ -1,13 +1,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fpmsdk._ext.regression import RegressionStore, StoreView
+from fpmsdk._ext.regression import StoreView
+from fpmsdk._ext.row_store import RowStore
 
 CLOCK_FIELDS: tuple[str, ...]
 
 class LinearView(StoreView): ...
 
-class LinearStore(RegressionStore):
+class LinearStore(RowStore):
     def __init__(
         self,
         layout: Any,

@@ -3,53 +3,21 @@
 The arithmetic is `ext/linear.pyx`; source: regression-and-learned.md section 1.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fpmsdk._ext.automatic import AutomaticStore
-from fpmsdk._ext.linear_store import CLOCK_FIELDS, LinearStore
+from fpmsdk._ext.linear_store import LinearStore
 from fpmsdk._ext.recursive import WORK_AXES, RecursiveStore
 from fpmsdk._ext.regression import Regression, RegressionStore, RegressionView
+from fpmsdk._ext.spline_store import SplineStore
 from fpmsdk.config.validate_estimator import fitted_kinds
-from fpmsdk.errors import ConfigError, MissingCapabilityError
+from fpmsdk.errors import ConfigError
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
-from fpmsdk.perfmodel.recursive import CHOICE, RECURSIVE_STORE
-from fpmsdk.snapshot.layout import StateField, StateLayout
+from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
 
 if TYPE_CHECKING:
+    from fpmsdk.snapshot.layout import StateLayout
     from fpmsdk.snapshot.state import StatePart
-
-# What the bucketed sampler keeps; shared by every store that retains rows in buckets. Fields that show the length of a
-# dimension precede those that need it, so that a saved state can be read without its configuration.
-SAMPLER_FIELDS = (
-    StateField("axis_min", "f8", ("sampling_axes",), "lower bound of each sampling axis", finite=False),
-    StateField("axis_max", "f8", ("sampling_axes",), "upper bound of each sampling axis", finite=False),
-    StateField("extent", "i8", (3,), "rows, occupied buckets, slot of the next row", minimum=0),
-    StateField("coordinates", "f8", ("rows", "sampling_axes"), "retention coordinates of each slot"),
-    StateField("order", "i4", ("rows",), "slots bucket by bucket, oldest first", minimum=0),
-    StateField("bucket_key", "i8", ("buckets",), "keys of the occupied buckets, ascending", minimum=0),
-    StateField("bucket_start", "i4", ("buckets+1",), "first position of each bucket in `order`", minimum=0),
-)
-
-# Everything that tuning changes in one linear store.
-LINEAR_STORE = StateLayout(
-    "linear_store",
-    2,
-    (
-        *SAMPLER_FIELDS,
-        StateField("mean", "f8", ("axes+1",), "means of features and target", finite=False),
-        StateField("scatter", "f8", ("axes+1", "axes+1"), "centred cross products", finite=False),
-        StateField("features", "f8", ("rows", "axes"), "fit features of each slot", minimum=0.0),
-        StateField("target_ms", "f8", ("rows",), "observed latency of each slot", minimum=0.0),
-        StateField("clock", "i8", (len(CLOCK_FIELDS),), ", ".join(CLOCK_FIELDS), minimum=0),
-        StateField("errors", "u1", ("errors",), "verdicts of the update policy, oldest first", maximum=1),
-        StateField("fit_intercept_ms", "f8", (1,), "intercept of the fit that serves"),
-        StateField("fit_slope_ms", "f8", ("axes",), "slope per standardised axis, ms"),
-        StateField("fit_mean", "f8", ("axes",), "mean used to standardise each axis"),
-        StateField("fit_scale", "f8", ("axes",), "scale used to standardise each axis", minimum=0.0),
-        StateField("fit_flags", "i8", (2,), "ready, bits of the active axes", minimum=0),
-    ),
-)
 
 DEFAULT_AXES = ("attention", "moe")
 
@@ -106,7 +74,7 @@ class RegressionKind(Kind):
             for kind, view in self.serving.stores().items()
         ]
 
-    def state_layouts(self) -> list[tuple[str, StateLayout]]:
+    def state_layouts(self) -> "list[tuple[str, StateLayout]]":
         """The parts of one store per workload kind."""
         return [(kind, part.layout) for kind, store in self._regression.stores().items() for part in store.parts()]
 
@@ -155,19 +123,18 @@ def build_regression(config: dict[str, Any]) -> Regression:
     Raises
     ------
     ConfigError: a feature weight is not finite and positive.
-    MissingCapabilityError: the fit kind has no implementation in this release.
     """
     estimator = config["estimator_config"]
     regression = estimator["fpm_regression"]
     fit, sampling = regression["fit"], regression["sampling"]
     kinds = fitted_kinds(fit)
-    if "spline" in kinds:
-        raise MissingCapabilityError("spline")
     linear = fit.get("linear") or {}
+    # Fits over the feature axes come first, then the work that a recursive fit learns from.
     fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES)) if set(kinds) - {"recursive"} else ()
-    work_axes = WORK_AXES if "recursive" in kinds else ()
     sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES)) if fit_axes else ()
-    axes = fit_axes + work_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
+    learned_axes = fit_axes + (WORK_AXES if "recursive" in kinds else ())
+    axes = learned_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
+    retained = tuple(sampling["bins_per_axis"]), sampling["max_observations"]
     settings = {
         "num_axes": len(fit_axes),
         "min_observations": regression["min_observations"],
@@ -177,29 +144,21 @@ def build_regression(config: dict[str, Any]) -> Regression:
         "update_policy": linear.get("update_policy", {"kind": "always"}),
     }
 
-    def new_linear() -> LinearStore:
-        return LinearStore(
-            LINEAR_STORE,
-            settings,
-            tuple(axes.index(axis) for axis in sampling_axes),
-            tuple(sampling["bins_per_axis"]),
-            sampling["max_observations"],
-        )
-
-    def new_recursive() -> RecursiveStore:
-        return RecursiveStore(RECURSIVE_STORE, fit["recursive"], regression["min_observations"], len(fit_axes))
-
-    new: dict[str, Callable[[], RegressionStore]] = {"standardized_nnls": new_linear, "recursive": new_recursive}
-
-    def new_automatic() -> AutomaticStore:
-        return AutomaticStore(CHOICE, fit["automatic"], {kind: new[kind]() for kind in kinds})
+    def new_store(kind: str) -> RegressionStore:
+        if kind == "automatic":
+            return AutomaticStore(CHOICE, fit["automatic"], {candidate: new_store(candidate) for candidate in kinds})
+        if kind == "recursive":
+            return RecursiveStore(RECURSIVE_STORE, fit["recursive"], regression["min_observations"], len(fit_axes))
+        if kind == "spline":
+            return SplineStore(SPLINE_STORE, settings | fit["spline"], *retained)
+        return LinearStore(LINEAR_STORE, settings, tuple(axes.index(axis) for axis in sampling_axes), *retained)
 
     return Regression(
         config["worker_type"],
         _weights(estimator["features"]),
         axes,
-        len(fit_axes) + len(work_axes),
-        new_automatic if fit["kind"] == "automatic" else new[fit["kind"]],
+        len(learned_axes),
+        lambda: new_store(fit["kind"]),
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fpmsdk.snapshot.layout import Arrays
 
 # Raised with every change of what `StateRegistry.digest` covers.
-STATE_LAYOUT_VERSION = 1
+STATE_LAYOUT_VERSION = 2
 STATE_ENCODING = "positional-little-endian"
 
 

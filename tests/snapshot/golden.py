@@ -11,6 +11,7 @@ NAMES = {
     "regression_linear": "regression linear",
     "regression_linear_threshold": "regression linear threshold",
     "regression_selected": "regression selected",
+    "regression_spline": "regression spline",
     "op_level_fixed": "op_level fixed",
     "op_level_dynamic_local": "op_level dynamic_local",
     "op_level_hybrid": "op_level bounded",
