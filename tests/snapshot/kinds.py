@@ -68,7 +68,7 @@ def prepare(folder):
     configs |= {
         "regression recursive": regression(kind="recursive"),
         "regression recursive decode": regression("decode", kind="recursive", recursive={"forgetting": 0.9}),
-        "regression automatic": regression(kind="automatic", automatic={"candidates": ["linear", "recursive"]}),
+        "regression automatic": regression(kind="automatic"),
     }
     op_level = op_level_config(folder)
     forward = forward_config(folder)

@@ -18,7 +18,7 @@ GOLDEN = sorted((Path(__file__).parents[1] / "vectors" / "snapshots").glob("*.bi
 # files (`python -m tests.snapshot.golden`).
 DIGESTS = {
     1: "584c0d2d636c9b65ca2503f89c2b1e99ad0bdf0083a94d7222cba4d1619ed955",
-    2: "a8568f07c67c1b56f3e9de29d058e96df19bede2b39b8e000dd665e23160789b",
+    2: "fb92f77c1ba7be991e6f4a45125821218cb6ef044ff6e2b8abf6a2a2371784cf",
 }
 
 
@@ -105,6 +105,17 @@ FORMS = {
         ("spline_slope_ms", "d", 8),
         ("spline_sse", "d", 1),
     ),
+    5: (
+        "recursive_store",
+        ("coefficient_ms", "d", 5),
+        ("level", "d", 1),
+        ("long_run_level", "d", 1),
+        ("mean_error", "d", 1),
+        ("information", "d", 25),
+        ("moment_ms", "d", 5),
+        ("clock", "q", 2),
+    ),
+    6: ("automatic_choice", ("mean_error", "d", "candidates"), ("answers", "q", "candidates"), ("selected", "q", 1)),
 }
 
 
@@ -157,7 +168,7 @@ def test_what_was_read_is_written_again_byte_for_byte(path):
 def test_there_is_a_golden_file_for_every_layout():
     seen = {part.layout.name for path in GOLDEN for part in STATES.decode(path.read_bytes())}
     assert seen == {layout.name for layout in STATES.layouts.values()}
-    assert len(GOLDEN) == 9
+    assert len(GOLDEN) == 11
 
 
 # --- bounded reading ---
