@@ -78,7 +78,17 @@ cdef class SplineView(StoreView):
 
     def details(self):
         """Counters of the spline, whether it was initialised and whether it is ready."""
-        return {"spline": self.counters}
+        return {
+            "spline": {
+                "initialized": self.searches > 0,
+                "ready": bool(self.spline.ready),
+                "accepted_observations": self.accepted_observations,
+                "knot_searches": self.searches,
+                "last_search_observation": self.last_search if self.searches > 0 else None,
+                "numerical_rebuilds": self.rebuilds,
+                "batch_fallbacks": self.batch_fallbacks,
+            }
+        }
 
 
 @cython.final
@@ -132,15 +142,11 @@ cdef class SplineStore(RowStore):
         view.ready = view.linear.ready
         view.retained_observations = self.model.sampler.total()
         view.spline = self.served()
-        view.counters = {
-            "initialized": clock[SEARCHES] > 0,
-            "ready": bool(view.spline.ready),
-            "accepted_observations": clock[ACCEPTED_ROWS],
-            "knot_searches": clock[SEARCHES],
-            "last_search_observation": clock[LAST_SEARCH] if clock[SEARCHES] else None,
-            "numerical_rebuilds": clock[REBUILDS],
-            "batch_fallbacks": clock[BATCH_FALLBACKS],
-        }
+        view.accepted_observations = clock[ACCEPTED_ROWS]
+        view.searches = clock[SEARCHES]
+        view.last_search = clock[LAST_SEARCH]
+        view.rebuilds = clock[REBUILDS]
+        view.batch_fallbacks = clock[BATCH_FALLBACKS]
         return view
 
     cdef double predict(self, const double* projected) noexcept nogil:
@@ -272,7 +278,8 @@ cdef class SplineStore(RowStore):
         )
 
     cdef void search(self) noexcept nogil:
-        # Begin an epoch: new scale, new knots, the fit at them, and statistics loaded anew.
+        # Begin an epoch: new scale, new knots, the fit at them, and statistics loaded anew. Knots at which nothing
+        # could be fitted in the end are no candidates for the new ones.
         cdef Knots previous = self.current_knots(), knots
         cdef SplineModel model
         cdef double scale
@@ -284,7 +291,7 @@ cdef class SplineStore(RowStore):
             self.scale[axis] = scale
         self.take_rows()
         self.rows.search(
-            self.search_clock.knots_per_axis, &previous if self.clock[SEARCHES] > 0 else NULL, &knots, &model
+            self.search_clock.knots_per_axis, &previous if self.spline_exists[0] else NULL, &knots, &model
         )
         self.store_knots(&knots)
         self.rows.fit(&knots, &model)  # the best trial was not the last one: its terms are gone

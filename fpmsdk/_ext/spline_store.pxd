@@ -27,7 +27,7 @@ cdef struct SearchClock:
 cdef class SplineView(StoreView):
     cdef LinearFit linear
     cdef ServedSpline spline
-    cdef readonly dict counters
+    cdef int64_t accepted_observations, searches, last_search, rebuilds, batch_fallbacks
 
 
 cdef class SplineStore(RowStore):

@@ -186,3 +186,18 @@ def test_between_searches_the_spline_follows_the_retained_rows():
     tune_bent(kept, 32, start=32, extra_ms=40.0)
     assert kept.estimate_forward_pass_time_ms(decode(3, 300)) == pytest.approx(before + 40.0, rel=0.02)
     assert spline_of(kept)["knot_searches"] == 1
+
+
+def test_knots_that_nothing_could_be_fitted_at_are_no_candidates():
+    # An extreme row keeps every fit from succeeding until it leaves, at the row that a search is due. The answers are
+    # those of the public peer; with the knots before as a candidate they are 13.23, 18.68, 14.29 and 17.29.
+    model = build(PERIODIC, knots=3, sampling={"bins_per_axis": [1, 1], "max_observations": 32})
+    for i in range(80):
+        requests, kv_tokens = 1 + 6 * i % 9, 10 * (10 * i % 131)
+        wall_ms = (3.0 + min(requests, 4) * 2.0 + 0.01 * max(kv_tokens - 500, 0)) * (1 + (40 * i % 11) / 20)
+        model.tune_with_fpms(decode(requests, kv_tokens, 1e303 if i == 47 else wall_ms))
+        assert bool(state_of(model)["spline_exists"][0]) == (32 <= i + 1 <= 47 or i + 1 == 80)
+    queries = [decode(3, 300), decode(7, 900), decode(5, 450), decode(2, 1100)]
+    assert [model.estimate_forward_pass_time_ms(query) for query in queries] == pytest.approx(
+        [13.148198177135255, 18.728295915935476, 14.460734714890462, 16.546549365372318], rel=1e-12
+    )
