@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
+.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-learned compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -98,6 +98,11 @@ compare-interpolation: $(PEERS)/regression/.ready
 compare-regression: $(PEERS)/regression/.ready
 	$(call install,$(PEERS)/regression)
 	$(PEERS)/regression/bin/python benchmarks/compare/regression.py $(EVIDENCE)
+
+# Everything that learns. FIRST=1000 looks at the beginning of each stream alone.
+compare-learned: $(PEERS)/regression/.ready
+	$(call install,$(PEERS)/regression)
+	$(PEERS)/regression/bin/python benchmarks/compare/learned_regression.py $(EVIDENCE) $(if $(FIRST),--first $(FIRST))
 
 compare-op-level: $(PEERS)/regression/.ready
 	$(call install,$(PEERS)/regression)

@@ -12,7 +12,7 @@ from fpmsdk.errors import StateSnapshotError
 from fpmsdk.snapshot.layout import StateLayout
 
 # Raised with every change of what `StateRegistry.digest` covers.
-STATE_LAYOUT_VERSION = 1
+STATE_LAYOUT_VERSION = 2
 STATE_ENCODING = "positional-little-endian"
 
 

@@ -16,7 +16,10 @@ GOLDEN = sorted((Path(__file__).parents[1] / "vectors" / "snapshots").glob("*.bi
 
 # One digest per layout version. A change of codes or declarations needs a new version, a new line here and new golden
 # files (`python -m tests.snapshot.golden`).
-DIGESTS = {1: "584c0d2d636c9b65ca2503f89c2b1e99ad0bdf0083a94d7222cba4d1619ed955"}
+DIGESTS = {
+    1: "584c0d2d636c9b65ca2503f89c2b1e99ad0bdf0083a94d7222cba4d1619ed955",
+    2: "fb92f77c1ba7be991e6f4a45125821218cb6ef044ff6e2b8abf6a2a2371784cf",
+}
 
 
 def test_the_state_does_not_change_within_a_version():
@@ -73,6 +76,46 @@ FORMS = {
         ("cell_factor", "d", "cells"),
         ("global_factor", "d", 1),
     ),
+    4: (
+        "spline_store",
+        *SAMPLER,
+        ("mean", "d", "axes", 1),
+        ("scatter", "d", "axes", 1, "square"),
+        ("features", "d", "rows", "axes"),
+        ("target_ms", "d", "rows"),
+        ("sequence", "q", "rows"),
+        ("clock", "q", 13),
+        ("errors", "B", "errors"),
+        ("fit_intercept_ms", "d", 1),
+        ("fit_slope_ms", "d", "axes"),
+        ("fit_mean", "d", "axes"),
+        ("fit_scale", "d", "axes"),
+        ("fit_flags", "q", 2),
+        ("guard_min", "d", 2),
+        ("guard_max", "d", 2),
+        ("scale", "d", 2),
+        ("knot_count", "q", 2),
+        ("knots", "d", 6),
+        ("basis_mean", "d", 9),
+        ("basis_mean_rest", "d", 9),
+        ("basis_scatter", "d", 81),
+        ("basis_scatter_rest", "d", 81),
+        ("spline_exists", "q", 1),
+        ("spline_intercept_ms", "d", 1),
+        ("spline_slope_ms", "d", 8),
+        ("spline_sse", "d", 1),
+    ),
+    5: (
+        "recursive_store",
+        ("coefficient_ms", "d", 5),
+        ("level", "d", 1),
+        ("long_run_level", "d", 1),
+        ("mean_error", "d", 1),
+        ("information", "d", 25),
+        ("moment_ms", "d", 5),
+        ("clock", "q", 2),
+    ),
+    6: ("automatic_choice", ("mean_error", "d", "candidates"), ("answers", "q", "candidates"), ("selected", "q", 1)),
 }
 
 
@@ -125,7 +168,7 @@ def test_what_was_read_is_written_again_byte_for_byte(path):
 def test_there_is_a_golden_file_for_every_layout():
     seen = {part.layout.name for path in GOLDEN for part in STATES.decode(path.read_bytes())}
     assert seen == {layout.name for layout in STATES.layouts.values()}
-    assert len(GOLDEN) == 8
+    assert len(GOLDEN) == 11
 
 
 # --- bounded reading ---

@@ -190,11 +190,11 @@ def test_a_manifest_beyond_the_limit_is_not_read(copy_of, pinned):
     ("change", "message"),
     [
         ({"schema_version": 2, "surprise": 1}, "newer version 2 of schema_version, this release reads 1"),
-        ({"state_layout_version": 9}, "newer version 9 of state_layout_version, this release reads 1"),
+        ({"state_layout_version": 9}, "newer version 9 of state_layout_version, this release reads 2"),
         ({"schema_version": 0}, "older version 0 of schema_version"),
         ({"schema_version": True}, "schema_version: expected 1, found boolean true"),
         ({"schema_version": "1"}, "schema_version: expected 1, found string '1'"),
-        ({"state_layout_version": None}, "state_layout_version: expected 1, found null"),
+        ({"state_layout_version": None}, "state_layout_version: expected 2, found null"),
         ({"surprise": 1}, "surprise"),
         ({"kind": 1}, "kind"),
         ({"files": []}, "files: expected state.bin"),
