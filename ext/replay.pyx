@@ -111,7 +111,9 @@ cdef class Replay:
         last: `prompt_tokens`, `output_tokens`, `priority`, `delay_ms`, `dp_rank`, `prefill_dp_rank`, `next_turn` (the row
         of the columns, -1 for none), `first_turns` (rows, in order), `arrival_ms` (of those), `hash_offsets`, `hash_ids`
         (int64; what equals is equal). `supply.placed(slots)` tells which index each row got. `supply.ended(slots)` tells
-        of requests whose indices will stand for others once it returns; `supply.gaps(rows)` of token gaps.
+        of requests whose indices will stand for others once it returns; `supply.gaps(rows)` of token gaps. While it is
+        told, `interruptible` is false, so that a signal handler can leave what is counted whole; while the replay goes on,
+        `supply.counted()` comes after that, and may raise.
     ended_at_once : int
         About so many requests are told of at once.
     """
@@ -204,10 +206,12 @@ cdef class Replay:
         raises.
         """
         try:
+            self.interruptible = True
             with nogil:
                 self._begin()
                 self._run()
         finally:
+            self.interruptible = False
             self._sample_end()
             self.workers.leave_cohorts()
             if self.supply is not None:
@@ -403,7 +407,12 @@ cdef class Replay:
         self.ended.length = 0
         self._give_up(slots)
         self.supply.gaps(self.recorder.taken_gaps())
-        PyErr_CheckSignals()
+
+    cdef _hand_over_under_way(self):
+        self.interruptible = False
+        self._hand_over()
+        self.interruptible = True
+        self.supply.counted()
 
     cdef _give_up(self, slots):
         self.supply.ended(slots)
@@ -435,7 +444,7 @@ cdef class Replay:
                 or self.recorder.gaps.length >= GAPS_PER_ENDED * self.ended_at_once
             ):
                 with gil:
-                    self._hand_over()
+                    self._hand_over_under_way()
             settled += 1
             if settled % SETTLES_BETWEEN_SIGNAL_CHECKS == 0:
                 with gil:

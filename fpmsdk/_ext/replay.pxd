@@ -57,6 +57,7 @@ cdef class Replay:
     cdef int64_t[::1] free_slots       # a stack of indices that stand for nobody
     cdef int64_t num_free_slots
     cdef IndexList ended               # requests to tell the supply of
+    cdef readonly bint interruptible   # no: nothing runs, or the supply is being told
     cdef EventQueue arrivals, transfers
 
     cdef double max_sim_time_ms
@@ -82,6 +83,7 @@ cdef class Replay:
     cdef list _pools(self)
     cdef _grow(self, int64_t count)
     cdef _hand_over(self)
+    cdef _hand_over_under_way(self)
     cdef _give_up(self, slots)
     cdef _hand_over_all(self)
     cdef int _run(self) except -1 nogil
