@@ -12,7 +12,17 @@ from fpmsdk._ext.pages cimport resized
 from fpmsdk._ext.pricing cimport modeled_duration_ms
 from fpmsdk._ext.recorder cimport RecordedRequests, Recorder
 from fpmsdk._ext.rolling cimport RollingKeys
-from fpmsdk._ext.scheduler cimport CANCELED, FAILED, KV_CAPACITY, PENDING, Requests, append, known_tokens
+from fpmsdk._ext.scheduler cimport (
+    CANCELED,
+    FAILED,
+    KV_CAPACITY,
+    PENDING,
+    REJECTED,
+    IndexList,
+    Requests,
+    append,
+    known_tokens,
+)
 from fpmsdk._ext.workers cimport Rank, Worker, WorkerPool
 
 import numpy as np
@@ -518,10 +528,12 @@ cdef class Replay:
         """One round of what happens at `now_ms`, decode before prefill; return how much did."""
         cdef int64_t worker, settled = 0
         for worker in range(self.workers.num_workers):
+            settled += self._announce_ended(worker)
             if self.workers.is_due(worker, self.now_ms):
                 self._complete_pass(worker)
                 settled += 1
         for worker in range(self.prefill.num_workers):
+            settled += self._announce_prompts(worker)
             if self.prefill.is_due(worker, self.now_ms):
                 self._complete_prefill_pass(worker)
                 settled += 1
@@ -531,15 +543,21 @@ cdef class Replay:
         if self.cancels.length > 0:
             self._apply_cancels()
         for worker in range(self.prefill.num_workers):
-            # As of an aggregated worker: passes without duration follow one another.
             while self.prefill.can_start(worker) and self.prefill.start_pass(worker, self.now_ms):
                 settled += 1
-                if self.prefill.is_due(worker, self.now_ms):
-                    self._complete_prefill_pass(worker)
+                if self.prefill.is_followed_at_once(worker, self.now_ms):
+                    # What it has brought comes in the next round, to decode workers that have started by then.
+                    self._complete_ranks(self.prefill, worker)
         for worker in range(self.workers.num_workers):
-            if self.workers.can_start(worker):
-                # A pass without effect ends like any other: prompts that wait for blocks get their chance.
-                settled += self.workers.start_pass(worker, self.now_ms) or self._reserve_destinations(worker) > 0
+            while self.workers.can_start(worker):
+                if not self.workers.start_pass(worker, self.now_ms):
+                    # A pass without effect ends like any other: prompts that wait for blocks get their chance.
+                    settled += self._reserve_destinations(worker) > 0
+                    break
+                settled += 1
+                if self.workers.is_followed_at_once(worker, self.now_ms):
+                    self._complete_ranks(self.workers, worker)
+                    self._reserve_destinations(worker)
         while self._next_arrival_ms() <= self.now_ms:
             self._place(self.prefill, self._pop_arrival())
             settled += 1
@@ -610,12 +628,9 @@ cdef class Replay:
 
     cdef int _complete_pass(self, int64_t worker) except -1 nogil:
         """The pass of an aggregated or decode worker ends."""
-        cdef int64_t index, position
-        self.workers.workers[worker].busy = False
-        for index in range(worker * self.workers.dp_size, (worker + 1) * self.workers.dp_size):
-            if (<Rank>self.workers.rank_pointers[index]).is_in_pass():
-                self.workers.complete_rank(index, self.workers.workers[worker].end_ms)
-                self._tell_outcome(<Rank>self.workers.rank_pointers[index])
+        cdef int64_t position
+        self._complete_ranks(self.workers, worker)
+        self._announce_ended(worker)
         if self.prefill is not None:
             self._reserve_destinations(worker)
             for position in range(self.workers.workers[worker].deferred.length):
@@ -623,8 +638,26 @@ cdef class Replay:
             self.workers.workers[worker].deferred.length = 0
         return self.workers.pass_over(worker)
 
-    cdef int _tell_outcome(self, Rank rank) except -1 nogil:
-        """Tell the placement and the sessions what a pass has brought."""
+    cdef int _complete_ranks(self, WorkerPool pool, int64_t worker) except -1 nogil:
+        """The ranks of a worker end their pass; who ended in it is announced later."""
+        cdef int64_t index
+        pool.workers[worker].busy = False
+        for index in range(worker * pool.dp_size, (worker + 1) * pool.dp_size):
+            if (<Rank>pool.rank_pointers[index]).is_in_pass():
+                pool.complete_rank(index, pool.workers[worker].end_ms)
+                self._note_ended(<Rank>pool.rank_pointers[index], &pool.workers[worker].ended)
+                if pool is self.workers:
+                    self._tell_tokens(<Rank>pool.rank_pointers[index])
+        return 0
+
+    cdef int _note_ended(self, Rank rank, IndexList* ended) except -1 nogil:
+        cdef int64_t position
+        for position in range(rank.num_ended()):
+            append(ended, rank.ended(position))
+        return 0
+
+    cdef int _tell_tokens(self, Rank rank) except -1 nogil:
+        """Tell the placement what a pass has brought."""
         cdef int64_t position, request
         for position in range(rank.scheduler.emitted.length):
             request = rank.scheduler.emitted.items[position]
@@ -632,38 +665,45 @@ cdef class Replay:
                 self._tell(EMITTED, request, rank.scheduler.burst_tokens.items[position])
             if self.requests.columns.generated_tokens[request] == 1:
                 self.workers.placement.prompt_done(request)
-        for position in range(rank.num_ended()):
-            self.workers.placement.ended(rank.ended(position))
-            self._request_ended(rank.ended(position))
         return 0
 
+    cdef int64_t _announce_ended(self, int64_t worker) except -1 nogil:
+        """Tell the placement and the sessions who ended at a worker; return how many."""
+        cdef IndexList* ended = &self.workers.workers[worker].ended
+        cdef int64_t position, count = ended.length
+        for position in range(count):
+            self.workers.placement.ended(ended.items[position])
+            self._request_ended(ended.items[position])
+        ended.length = 0
+        return count
+
     cdef int _complete_prefill_pass(self, int64_t worker) except -1 nogil:
-        """The pass of a prefill worker ends: its finished prompts ask for blocks of a decode worker."""
-        cdef int64_t index, position
-        self.prefill.workers[worker].busy = False
-        for index in range(worker * self.prefill.dp_size, (worker + 1) * self.prefill.dp_size):
-            if (<Rank>self.prefill.rank_pointers[index]).is_in_pass():
-                self.prefill.complete_rank(index, self.prefill.workers[worker].end_ms)
-                self._hand_prompts_over(<Rank>self.prefill.rank_pointers[index])
+        """The pass of a prefill worker ends."""
+        cdef int64_t position
+        self._complete_ranks(self.prefill, worker)
+        self._announce_prompts(worker)
         for position in range(self.prefill.workers[worker].deferred.length):
             self._release_source(self.prefill.workers[worker].deferred.items[position])
         self.prefill.workers[worker].deferred.length = 0
         return self.prefill.pass_over(worker)
 
-    cdef int _hand_prompts_over(self, Rank source) except -1 nogil:
-        cdef int64_t position, request, destination
-        for position in range(source.scheduler.finished.length):
-            request = source.scheduler.finished.items[position]
+    cdef int64_t _announce_prompts(self, int64_t worker) except -1 nogil:
+        """Finished prompts ask for blocks of a decode worker, rejected ones are over; return how many."""
+        cdef IndexList* ended = &self.prefill.workers[worker].ended
+        cdef int64_t position, request, destination, count = ended.length
+        for position in range(count):
+            request = ended.items[position]
             self.prefill.placement.ended(request)
+            if self.requests.columns.status[request] == REJECTED:
+                self._request_ended(request)
+                continue
             if self.happenings is not None:
                 self._tell(SOURCE_HELD, request, 0)
             destination = self.workers.placement.choose(request, self.dp_rank[request])
             self.recorder.requests.worker[request] = destination
             self._request_destination(request, <Rank>self.workers.rank_pointers[destination])
-        for position in range(source.scheduler.rejected.length):
-            self.prefill.placement.ended(source.scheduler.rejected.items[position])
-            self._request_ended(source.scheduler.rejected.items[position])
-        return 0
+        ended.length = 0
+        return count
 
     cdef int _request_destination(self, int64_t request, Rank rank) except -1 nogil:
         self.requests.columns.output_tokens[request] = self.output_tokens[request]
