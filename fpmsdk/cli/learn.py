@@ -46,6 +46,8 @@ def compare(
     from fpmsdk.metrics.portions import read_portions
     from fpmsdk.perfmodel.prequential import compare_estimators
 
+    for path in (*(train or []), stream):
+        path.open("rb").close()  # a missing one is reported before the others take their time
     if plot is not None:
         require_plot(plot)
     ranks = 1 if attention_dp is None else attention_dp
