@@ -54,6 +54,10 @@ cdef class LinearStore(RowStore):
             ("features", "target_ms"),
         )
 
+    cdef double predict(self, const double* projected) noexcept nogil:
+        cdef LinearFit serving = self.model.fit()
+        return predict(&serving, projected, self.model.num_axes)
+
     cdef StoreView view(self):
         cdef LinearView view = LinearView.__new__(LinearView)
         view.fit = self.model.fit()
@@ -67,10 +71,8 @@ cdef class LinearStore(RowStore):
     cdef void learn(self, const double* projected, double target_ms) noexcept nogil:
         cdef int32_t evicted
         cdef double prior_ms = NAN
-        cdef LinearFit serving
         if self.policy.on_error:
-            serving = self.model.fit()
-            prior_ms = predict(&serving, projected, self.model.num_axes)
+            prior_ms = self.predict(projected)
         self.model.retain(projected, target_ms, &evicted)
         self.clock[ACCEPTED_ROWS] += 1
         self.clock[AGE] += 1

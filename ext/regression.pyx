@@ -1,17 +1,19 @@
 # The estimator over regression stores (regression-and-learned.md section 0): it projects an iteration on the feature
 # axes and hands it to the store of its workload kind. What a store learns, and from what it answers, is its own.
 
-from libc.math cimport NAN, isfinite
+from libc.math cimport NAN, isfinite, isnan
 from libc.stdint cimport int64_t
 
 from fpmsdk._ext.declarations cimport FpmRank
 from fpmsdk._ext.estimator cimport Estimator, ServingView
 from fpmsdk._ext.features cimport (
     FAULT_NONE, KIND_CONTAINS_LOCALLY_MIXED, KIND_CROSS_RANK_AGGREGATED, KIND_IDLE, KIND_PURE_DECODE,
-    KIND_PURE_PREFILL, MAX_AXES, check_role, make_feature_spec, project, workload_kind,
+    KIND_PURE_PREFILL, MAX_AXES, FaultSite, check_ranks, check_role, make_feature_spec, project, workload_kind,
 )
+from fpmsdk._ext.frames cimport Records, is_rank
 
 from fpmsdk._ext.features import WORKLOAD_KINDS
+from fpmsdk._ext.frames import read_iterations
 
 
 cdef class StoreView:
@@ -24,6 +26,10 @@ cdef class StoreView:
         """What `regression_store_diagnostics()` reports beyond readiness and retained observations."""
         return {}
 
+    cdef object expected_error(self, const double* features):
+        # (expected relative error of the answer, whether what was learned determines it); None when that is not known.
+        return None
+
 
 cdef class RegressionStore:
     """What is learned from one workload kind, over arrays described by `layout`."""
@@ -34,8 +40,15 @@ cdef class RegressionStore:
     cdef void learn(self, const double* projected, double target_ms) noexcept nogil:
         pass
 
+    cdef double predict(self, const double* projected) noexcept nogil:
+        return NAN
+
     cdef StoreView view(self):
         return StoreView()
+
+    def parts(self):
+        """The stores that are saved, this one or those it consists of."""
+        return (self,)
 
 
 cdef class RegressionView(ServingView):
@@ -70,6 +83,34 @@ cdef class RegressionView(ServingView):
         """Mapping from workload kind to the view of its store, in the order of diagnostics."""
         return by_kind(
             self.pure_decode, self.contains_locally_mixed, self.cross_rank_aggregated, self.pure_prefill
+        )
+
+    def explain_iteration(self, metrics, decode_frame):
+        """(latency in ms or None, workload kind, expectation of the error) of one iteration.
+
+        The kind is None without work, the expectation where the store has none: (relative error, whether what was
+        learned determines the answer).
+        """
+        cdef Records records = read_iterations([metrics] if not is_rank(metrics) else metrics, decode_frame)
+        cdef double features[MAX_AXES]
+        cdef double latency_ms
+        cdef StoreView store
+        cdef FaultSite site
+        site.iteration = -1
+        site.fault = check_ranks(records.ranks, records.num_ranks, &site.rank)
+        if site.fault == FAULT_NONE:
+            site.fault = self.evaluate(records.ranks, records.num_ranks, &latency_ms)
+        if site.fault != FAULT_NONE:
+            raise self.error(&site, records.ranks, records.num_ranks)
+        kind = workload_kind(records.ranks, records.num_ranks)
+        if kind == KIND_IDLE:
+            return latency_ms, None, None
+        project(&self.spec, records.ranks, records.num_ranks, features)
+        store = self.stores()[WORKLOAD_KINDS[kind]]
+        return (
+            None if isnan(latency_ms) else latency_ms,
+            WORKLOAD_KINDS[kind],
+            store.expected_error(features) if store.ready else None,
         )
 
 

@@ -56,13 +56,13 @@ cdef class RowStore(RegressionStore):
         return 0
 
     def saved(self):
-        """Copies of the arrays as a snapshot holds them: exactly as long as what they hold, rows in bucket order."""
-        cdef dict arrays = self.arrays
-        slots, taken = saved_rows(arrays)
-        for name in self.row_fields:
-            taken[name] = arrays[name].take(slots, axis=0)
-        taken["errors"] = arrays["errors"][: self.clock[self.monitor_clock]].copy()
-        return {name: taken[name] if name in taken else array.copy() for name, array in arrays.items()}
+        """What a snapshot holds: the arrays, exactly as long as what they hold, rows in bucket order.
+
+        The next observation changes it: encode it before.
+        """
+        return self.arrays | saved_rows(self.arrays, *self.row_fields) | {
+            "errors": self.arrays["errors"][: self.clock[self.monitor_clock]],
+        }
 
     def restore(self, dict saved):
         """Take over saved arrays of the declared types; they belong to the store from then on.

@@ -53,24 +53,28 @@ cdef enum:
     FEWEST_SEARCHED_ROWS = 32
 
 
+cdef double answer_ms(const LinearFit* linear, const ServedSpline* spline, const double* features) noexcept nogil:
+    cdef double linear_ms = predict(linear, features, SPLINE_AXES), spline_ms
+    cdef double point[SPLINE_AXES]
+    cdef double terms[NNLS_TERMS]
+    cdef int axis
+    if not isfinite(linear_ms) or not spline.ready:
+        return linear_ms
+    for axis in range(SPLINE_AXES):
+        if not spline.guard_min[axis] <= features[axis] <= spline.guard_max[axis]:
+            return linear_ms
+        point[axis] = features[axis] / spline.scale[axis]
+    spline_terms(&spline.knots, point, terms)
+    spline_ms = spline_value(&spline.model, terms, num_terms(&spline.knots))
+    return spline_ms if isfinite(spline_ms) else linear_ms
+
+
 @cython.final
 cdef class SplineView(StoreView):
     """The linear fit that a spline store serves, and the spline in front of it."""
 
     cdef double predict(self, const double* features) noexcept nogil:
-        cdef double linear_ms = predict(&self.linear, features, SPLINE_AXES), spline_ms
-        cdef double point[SPLINE_AXES]
-        cdef double terms[NNLS_TERMS]
-        cdef int axis
-        if not isfinite(linear_ms) or not self.spline.ready:
-            return linear_ms
-        for axis in range(SPLINE_AXES):
-            if not self.spline.guard_min[axis] <= features[axis] <= self.spline.guard_max[axis]:
-                return linear_ms
-            point[axis] = features[axis] / self.spline.scale[axis]
-        spline_terms(&self.spline.knots, point, terms)
-        spline_ms = spline_value(&self.spline.model, terms, num_terms(&self.spline.knots))
-        return spline_ms if isfinite(spline_ms) else linear_ms
+        return answer_ms(&self.linear, &self.spline, features)
 
     def details(self):
         """Counters of the spline, whether it was initialised and whether it is ready."""
@@ -134,23 +138,33 @@ cdef class SplineStore(RowStore):
     cdef StoreView view(self):
         cdef SplineView view = SplineView.__new__(SplineView)
         cdef int64_t* clock = self.clock
-        cdef int axis
         view.linear = self.model.fit()
         view.ready = view.linear.ready
         view.retained_observations = self.model.sampler.total()
-        view.spline.knots = self.current_knots()
-        view.spline.model = self.spline()
-        view.spline.ready = is_ready(&view.spline.model, num_terms(&view.spline.knots))
-        for axis in range(SPLINE_AXES):
-            view.spline.scale[axis] = self.scale[axis]
-            view.spline.guard_min[axis] = self.guard_min[axis]
-            view.spline.guard_max[axis] = self.guard_max[axis]
+        view.spline = self.served()
         view.accepted_observations = clock[ACCEPTED_ROWS]
         view.searches = clock[SEARCHES]
         view.last_search = clock[LAST_SEARCH]
         view.rebuilds = clock[REBUILDS]
         view.batch_fallbacks = clock[BATCH_FALLBACKS]
         return view
+
+    cdef double predict(self, const double* projected) noexcept nogil:
+        cdef LinearFit linear = self.model.fit()
+        cdef ServedSpline spline = self.served()
+        return answer_ms(&linear, &spline, projected)
+
+    cdef ServedSpline served(self) noexcept nogil:
+        cdef ServedSpline served
+        cdef int axis
+        served.knots = self.current_knots()
+        served.model = self.spline()
+        served.ready = is_ready(&served.model, num_terms(&served.knots))
+        for axis in range(SPLINE_AXES):
+            served.scale[axis] = self.scale[axis]
+            served.guard_min[axis] = self.guard_min[axis]
+            served.guard_max[axis] = self.guard_max[axis]
+        return served
 
     cdef Knots current_knots(self) noexcept nogil:
         cdef Knots knots

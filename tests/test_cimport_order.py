@@ -15,7 +15,7 @@ LAYERS = [
     {"features", "frames", "sampler", "nnls", "grid", "sites", "passroofline"},
     {"operators"},
     {"estimator", "regression", "row_store", "linear", "linear_store", "monitor", "spline", "spline_statistics"}
-    | {"spline_store", "correction", "native", "wholeforward"},
+    | {"spline_store", "recursive", "automatic", "correction", "native", "wholeforward"},
     {"pricing"},
     {"fitted", "recorded"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},
@@ -23,7 +23,7 @@ LAYERS = [
     {"workers"},
     {"replay"},
 ]
-APART = {"snapshot_codec", "mathprobe", "plain"}
+APART = {"snapshot_codec", "mathprobe", "plain", "writeback"}
 LAYER_OF = {module: depth for depth, layer in enumerate(LAYERS) for module in layer}
 CIMPORT = re.compile(
     r"^\s*(?:from\s+fpmsdk\._ext\.(\w+)\s+cimport|from\s+fpmsdk\._ext\s+cimport\s+(\w+)|cimport\s+fpmsdk\._ext\.(\w+))",

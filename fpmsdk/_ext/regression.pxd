@@ -12,6 +12,7 @@ cdef class StoreView:
 
     # Raw answer in ms to the features of the fit axes; not finite when there is none.
     cdef double predict(self, const double* features) noexcept nogil
+    cdef object expected_error(self, const double* features)
 
 
 cdef class RegressionStore:
@@ -22,6 +23,8 @@ cdef class RegressionStore:
     cdef int reserve(self, Py_ssize_t num_observations) except -1
     # Take one observation: finite features, none negative, of fit and sampling axes, and a positive target.
     cdef void learn(self, const double* projected, double target_ms) noexcept nogil
+    # What the view of this moment would answer.
+    cdef double predict(self, const double* projected) noexcept nogil
     cdef StoreView view(self)
 
 

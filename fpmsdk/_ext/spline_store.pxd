@@ -46,6 +46,7 @@ cdef class SplineStore(RowStore):
     cdef double* spline_slope_ms         # [NNLS_TERMS]
     cdef double* spline_sse
 
+    cdef ServedSpline served(self) noexcept nogil
     cdef Knots current_knots(self) noexcept nogil
     cdef void store_knots(self, const Knots* knots) noexcept nogil
     cdef SplineModel spline(self) noexcept nogil

@@ -31,6 +31,8 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "linear-1024": _regression(sampling=_MANY_ROWS),
     "spline": _regression(fit={"kind": "spline"}),
     "spline-1024": _regression(sampling=_MANY_ROWS, fit={"kind": "spline"}),
+    "recursive": _regression(fit={"kind": "recursive"}),
+    "automatic": _regression(fit={"kind": "automatic"}),
 }
 
 # Answers behind one point of a curve of errors, at first, and the most points of one.

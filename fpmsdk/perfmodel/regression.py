@@ -5,12 +5,15 @@ The arithmetic is `ext/linear.pyx`; source: regression-and-learned.md section 1.
 
 from typing import TYPE_CHECKING, Any
 
+from fpmsdk._ext.automatic import AutomaticStore
 from fpmsdk._ext.linear_store import LinearStore
+from fpmsdk._ext.recursive import WORK_AXES, RecursiveStore
 from fpmsdk._ext.regression import Regression, RegressionStore, RegressionView
 from fpmsdk._ext.spline_store import SplineStore
+from fpmsdk.config.validate_estimator import fitted_kinds
 from fpmsdk.errors import ConfigError
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
-from fpmsdk.perfmodel.regression_layouts import LINEAR_STORE, SPLINE_STORE
+from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
 
 if TYPE_CHECKING:
     from fpmsdk.snapshot.layout import StateLayout
@@ -46,6 +49,23 @@ class RegressionKind(Kind):
             "ranks": [],
         }
 
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with the error to expect, of an estimator that judges its own answers."""
+        if not {"recursive", "automatic"} & {self.config["estimator_config"]["fpm_regression"]["fit"]["kind"]}:
+            raise self._lacks("explain", "a native estimator, or fit.kind recursive or automatic")
+        latency_ms, store, expectation = self.serving.explain_iteration(metrics, decode_frame)
+        expected_error, in_domain = expectation or (None, latency_ms == 0.0)
+        return {
+            "latency_ms": latency_ms,
+            "native_latency_ms": None,
+            "correction_factor": None,
+            "max_rank": None,
+            "in_domain": in_domain,
+            "expected_error": expected_error,
+            "store": store,
+            "ranks": [],
+        }
+
     def store_diagnostics(self) -> list[dict[str, Any]]:
         """Workload kind, readiness and retained observations of each store, and what else it tells of itself."""
         return [
@@ -55,18 +75,23 @@ class RegressionKind(Kind):
         ]
 
     def state_layouts(self) -> "list[tuple[str, StateLayout]]":
-        """One store per workload kind."""
-        return [(kind, store.layout) for kind, store in self._regression.stores().items()]
+        """The parts of one store per workload kind."""
+        return [(kind, part.layout) for kind, store in self._regression.stores().items() for part in store.parts()]
 
     def state_parts(self) -> "list[StatePart]":
-        """Copies of every store."""
+        """Every store."""
         from fpmsdk.snapshot.state import StatePart
 
-        return [StatePart(kind, store.layout, store.saved()) for kind, store in self._regression.stores().items()]
+        return [
+            StatePart(kind, part.layout, part.saved())
+            for kind, store in self._regression.stores().items()
+            for part in store.parts()
+        ]
 
     def install_part(self, part: "StatePart") -> None:
         """Take over one saved store."""
-        self._regression.stores()[part.store].restore(part.arrays)
+        (store,) = (own for own in self._regression.stores()[part.store].parts() if own.layout is part.layout)
+        store.restore(part.arrays)
 
     def readiness_report(self) -> dict[str, Any]:
         """Readiness of each store; there is no correction."""
@@ -102,10 +127,13 @@ def build_regression(config: dict[str, Any]) -> Regression:
     estimator = config["estimator_config"]
     regression = estimator["fpm_regression"]
     fit, sampling = regression["fit"], regression["sampling"]
+    kinds = fitted_kinds(fit)
     linear = fit.get("linear") or {}
-    fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES))
-    sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES))
-    axes = fit_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
+    # Fits over the feature axes come first, then the work that a recursive fit learns from.
+    fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES)) if set(kinds) - {"recursive"} else ()
+    sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES)) if fit_axes else ()
+    learned_axes = fit_axes + (WORK_AXES if "recursive" in kinds else ())
+    axes = learned_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
     retained = tuple(sampling["bins_per_axis"]), sampling["max_observations"]
     settings = {
         "num_axes": len(fit_axes),
@@ -116,12 +144,22 @@ def build_regression(config: dict[str, Any]) -> Regression:
         "update_policy": linear.get("update_policy", {"kind": "always"}),
     }
 
-    def new_store() -> RegressionStore:
-        if fit["kind"] == "spline":
+    def new_store(kind: str) -> RegressionStore:
+        if kind == "automatic":
+            return AutomaticStore(CHOICE, fit["automatic"], {candidate: new_store(candidate) for candidate in kinds})
+        if kind == "recursive":
+            return RecursiveStore(RECURSIVE_STORE, fit["recursive"], regression["min_observations"], len(fit_axes))
+        if kind == "spline":
             return SplineStore(SPLINE_STORE, settings | fit["spline"], *retained)
         return LinearStore(LINEAR_STORE, settings, tuple(axes.index(axis) for axis in sampling_axes), *retained)
 
-    return Regression(config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store)
+    return Regression(
+        config["worker_type"],
+        _weights(estimator["features"]),
+        axes,
+        len(learned_axes),
+        lambda: new_store(fit["kind"]),
+    )
 
 
 def _weights(features: dict[str, Any]) -> tuple[float, float, float]:

@@ -12,6 +12,8 @@ NAMES = {
     "regression_linear_threshold": "regression linear threshold",
     "regression_selected": "regression selected",
     "regression_spline": "regression spline",
+    "regression_recursive": "regression recursive",
+    "regression_automatic": "regression automatic",
     "op_level_fixed": "op_level fixed",
     "op_level_dynamic_local": "op_level dynamic_local",
     "op_level_hybrid": "op_level bounded",

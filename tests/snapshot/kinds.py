@@ -65,6 +65,11 @@ def prepare(folder):
         "regression spline decode": regression("decode", kind="spline", rebuild_interval=20),
         "regression spline periodic": regression(kind="spline", spline={"knots_per_axis": 3, "search": PERIODIC}),
     }
+    configs |= {
+        "regression recursive": regression(kind="recursive"),
+        "regression recursive decode": regression("decode", kind="recursive", recursive={"forgetting": 0.9}),
+        "regression automatic": regression(kind="automatic"),
+    }
     op_level = op_level_config(folder)
     forward = forward_config(folder)
     for mode in ("fixed", "dynamic_local", "hybrid"):
