@@ -1,0 +1,127 @@
+"""`fpmsdk learn`: estimators that learn from telemetry, beside each other on a recorded stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fpmsdk.cli.console import number, progress, reports_errors, show
+from fpmsdk.cli.inputs import AttentionDpOption, WorkerTypeOption, read_object
+
+if TYPE_CHECKING:
+    from fpmsdk.perfmodel.model import ForwardPassPerfModel
+
+learn = typer.Typer(name="learn", help="Estimators that learn from telemetry.", no_args_is_help=True)
+
+
+def compare(
+    stream: Annotated[Path, typer.Argument(help="Telemetry: .bin or .jsonl, possibly with .gz, or .parquet.")],
+    *,
+    train: Annotated[
+        list[Path] | None, typer.Option(help="A stream that all learn from first, without being judged; repeatable.")
+    ] = None,
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="Only this one of the known estimators; repeatable.")
+    ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also the model of this configuration (JSON), named after the file; repeatable."),
+    ] = None,
+    worker_type: WorkerTypeOption = None,
+    attention_dp: AttentionDpOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Write an HTML page of the errors (needs fpmsdk[report]).")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures as JSON to this file; - is stdout.")] = None,
+) -> None:
+    """Predict each iteration of a stream, then learn from it, with every estimator; compare their errors.
+
+    With --config and without --estimator only the given configurations are compared.
+    """
+    import msgspec
+
+    from fpmsdk.cli.learn_plot import require_plot, write_plot
+    from fpmsdk.files import whole_file
+    from fpmsdk.metrics.portions import read_portions
+    from fpmsdk.perfmodel.prequential import compare_estimators
+
+    for path in (*(train or []), stream):
+        path.open("rb").close()  # a missing one is reported before the others take their time
+    if plot is not None:
+        require_plot(plot)
+    ranks = 1 if attention_dp is None else attention_dp
+    models = _models(estimator, config or [], worker_type or "aggregated", ranks)
+    with progress("comparing") as advance:
+        document = {"stream": str(stream), "train": [str(path) for path in train or []]} | compare_estimators(
+            models,
+            read_portions(stream, attention_dp=ranks),
+            train=(portion for path in train or [] for portion in read_portions(path, attention_dp=ranks)),
+            advance=advance,
+        )
+    if plot is not None:
+        write_plot(document, plot)
+    if json is not None and str(json) != "-":
+        with whole_file(json) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    show(document, str(json) == "-", _table(document), *_lines(document))
+
+
+def _models(
+    names: list[str] | None, configs: list[Path], worker_type: str, attention_dp: int
+) -> dict[str, ForwardPassPerfModel]:
+    from fpmsdk import ForwardPassPerfModel
+    from fpmsdk.errors import ConfigError
+    from fpmsdk.perfmodel.prequential import build_estimators
+
+    identity = {
+        "model": "unnamed",
+        "system": "unprofiled",
+        "backend": "vllm",
+        "worker_type": worker_type,
+        "attention_dp": attention_dp,
+    }
+    models = {} if configs and names is None else build_estimators(identity, names)
+    for path in configs:
+        if path.stem in models:
+            raise ConfigError(f"{path}: there is an estimator {path.stem!r} already; rename the file", "config")
+        models[path.stem] = ForwardPassPerfModel.best_available(read_object(path, "the model configuration"))
+    return models
+
+
+_COLUMNS = {
+    "iterations": ("measured", 0),
+    "cold_start_iterations": ("cold", 0),
+    "mape_percent": ("MAPE %", 2),
+    "median_error_ms": ("med ms", 3),
+    "p95_error_ms": ("p95 ms", 3),
+    "update_us": ("update us", 2),
+}
+
+
+def _table(document: dict[str, Any]) -> Table:
+    table = Table(padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("kind")
+    table.add_column("estimator", no_wrap=True)
+    for title, _ in _COLUMNS.values():
+        table.add_column(title, justify="right")
+    for kind in next(iter(document["estimators"].values()))["error"]:
+        shown = kind
+        for name, told in document["estimators"].items():
+            row = told["error"][kind]
+            table.add_row(shown, name, *(number(row[field], digits) for field, (_, digits) in _COLUMNS.items()))
+            shown = ""
+        table.add_section()
+    return table
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    learned = f" after learning from {document['train_iterations']:,}" if document["train"] else ""
+    return [
+        f"{document['iterations']:,} iterations, each predicted before it was learned from{learned}",
+        "cold: iterations before the first answer; med, p95: of the absolute error; update: mean time of learning one",
+    ]
+
+
+for command in (compare,):
+    learn.command()(reports_errors(command))
