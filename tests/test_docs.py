@@ -31,6 +31,7 @@ def test_the_links_of_a_page_lead_to_files(page):
 GUIDES = [
     "README.md",
     "tune.md",
+    "estimators.md",
     "learned.md",
     "online-learning.md",
     "op-level.md",

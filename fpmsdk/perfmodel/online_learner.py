@@ -277,6 +277,6 @@ def runtime_checkpoint(
         identity=identity,
         source_path=source_path,
         source_sha256=learned.source_sha256,
-        parts=STATES.encode(learner_parts(learned, rejected)),
+        parts=bytes(STATES.encode(learner_parts(learned, rejected))),
     )
     return RuntimeCheckpoint(published_artifact(learned), state)

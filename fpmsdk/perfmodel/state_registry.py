@@ -14,7 +14,7 @@ from fpmsdk.perfmodel.online_state import (
     ONLINE_STORE,
     SELECTOR_STORE,
 )
-from fpmsdk.perfmodel.regression import LINEAR_STORE
+from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
 from fpmsdk.snapshot.state import StateRegistry
 
 STATES = StateRegistry(
@@ -23,8 +23,11 @@ STATES = StateRegistry(
         1: LINEAR_STORE,
         2: FIXED_STORE,
         3: DYNAMIC_STORE,
-        4: CAUSAL_SELECTOR,
-        5: ONLINE_MODEL,
-        6: ONLINE_STORE,
+        4: SPLINE_STORE,
+        5: RECURSIVE_STORE,
+        6: CHOICE,
+        7: CAUSAL_SELECTOR,
+        8: ONLINE_MODEL,
+        9: ONLINE_STORE,
     },
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,12 @@ Block = NDArray[np.void]
 
 
 class Spill:
-    """A multiset of float64; memory does not grow with it, but for the few bytes of a run.
+    """A multiset of numbers; memory does not grow with it, but for the few bytes of a run.
 
     Parameters
     ----------
     values_per_run: so many are sorted in memory; up to these no file is made.
+    value_type: of the values, float64 or an integer type.
 
     Example
     -------
@@ -35,9 +36,8 @@ class Spill:
     >>> spill.close()
     """
 
-    dtype = np.dtype([("value", "f8"), ("count", "i8")])
-
-    def __init__(self, values_per_run: int = _VALUES_PER_RUN) -> None:
+    def __init__(self, values_per_run: int = _VALUES_PER_RUN, value_type: type[np.generic] = np.float64) -> None:
+        self.dtype = np.dtype([("value", value_type), ("count", np.int64)])
         self._values_per_run = values_per_run
         self._file: IO[bytes] | None = None
         self._runs: list[tuple[int, int]] = []  # first and end row in the file
@@ -45,7 +45,7 @@ class Spill:
         self._num_fresh = 0
         self.total = 0
 
-    def add(self, values: NDArray[np.float64], counts: NDArray[np.int64] | None = None) -> None:
+    def add(self, values: NDArray[Any], counts: NDArray[np.int64] | None = None) -> None:
         """Add values, each as often as its count says, once without."""
         rows = np.empty(len(values), self.dtype)
         rows["value"], rows["count"] = values, 1 if counts is None else counts
@@ -61,17 +61,17 @@ class Spill:
         """The distinct values in ascending order with their counts, a block at a time; as often as one likes."""
         if self._fresh:
             if not self._runs:
-                yield _merged(np.concatenate(self._fresh))
+                yield self._merged(np.concatenate(self._fresh))
                 return
             self._write_run()
         if not self._runs or self._file is None:
             return
         width = max(_LEAST_READ, _VALUES_IN_MERGE // len(self._runs))
-        pending = [_Run(self._file, first, end, width) for first, end in self._runs]
+        pending = [_Run(self._file, self.dtype, first, end, width) for first, end in self._runs]
         while pending:
             # What is at most as large as the end of some run's block has come up in all of them.
             limit = min(run.rows["value"][-1] for run in pending)
-            yield _merged(np.concatenate([run.take(limit) for run in pending]))
+            yield self._merged(np.concatenate([run.take(limit) for run in pending]))
             pending = [run for run in pending if len(run.rows)]
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Spill:
             self._file.close()
 
     def _write_run(self) -> None:
-        run = _merged(np.concatenate(self._fresh))
+        run = self._merged(np.concatenate(self._fresh))
         self._fresh.clear()
         self._num_fresh = 0
         if self._file is None:
@@ -90,15 +90,42 @@ class Spill:
         self._file.write(run.tobytes())
         self._runs.append((first, first + len(run)))
 
+    def _merged(self, rows: Block) -> Block:
+        """Sorted, equal values as one."""
+        rows = rows[np.argsort(rows["value"], kind="stable")]
+        if not len(rows):
+            return rows
+        return self._joined(rows, np.flatnonzero(np.append(True, rows["value"][1:] != rows["value"][:-1])))
+
+    def _joined(self, rows: Block, first: NDArray[np.int64]) -> Block:
+        """Sorted rows, of which some are the first of their value, as one row for each value."""
+        joined = rows[first]
+        joined["count"] = np.add.reduceat(rows["count"], first)
+        return joined
+
+
+class FirstSeen(Spill):
+    """Distinct numbers, each with the mark that came with it when it was first added, instead of a count.
+
+    >>> seen = FirstSeen()
+    >>> seen.add(np.array([3.0, 1.0, 3.0]), np.array([7, 8, 9]))
+    >>> [pair for block in seen.blocks() for pair in block.tolist()]
+    [(1.0, 8), (3.0, 7)]
+    """
+
+    def _joined(self, rows: Block, first: NDArray[np.int64]) -> Block:
+        return rows[first]
+
 
 class _Run:
     """What a merge has read of one sorted run."""
 
-    def __init__(self, file: IO[bytes], first: int, end: int, width: int) -> None:
+    def __init__(self, file: IO[bytes], dtype: np.dtype[np.void], first: int, end: int, width: int) -> None:
+        self._dtype = dtype
         self._file, self._next, self._end, self._width = file, first, end, width
         self.rows = self._read()
 
-    def take(self, limit: float) -> Block:
+    def take(self, limit: Any) -> Block:
         """The rows up to a value, which is none beyond the block at hand."""
         length = int(np.searchsorted(self.rows["value"], limit, "right"))
         taken, self.rows = self.rows[:length], self.rows[length:]
@@ -108,16 +135,6 @@ class _Run:
 
     def _read(self) -> Block:
         length = min(self._width, self._end - self._next)
-        self._file.seek(self._next * Spill.dtype.itemsize)
+        self._file.seek(self._next * self._dtype.itemsize)
         self._next += length
-        return np.frombuffer(self._file.read(length * Spill.dtype.itemsize), Spill.dtype)
-
-
-def _merged(rows: Block) -> Block:
-    """Sorted, equal values as one."""
-    rows = rows[np.argsort(rows["value"])]
-    first = np.flatnonzero(np.append(True, rows["value"][1:] != rows["value"][:-1])) if len(rows) else np.empty(0, int)
-    merged = np.empty(len(first), Spill.dtype)
-    merged["value"] = rows["value"][first]
-    merged["count"] = np.add.reduceat(rows["count"], first) if len(first) else 0
-    return merged
+        return np.frombuffer(self._file.read(length * self._dtype.itemsize), self._dtype)
