@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner compare-learned wheel-check clean
+.PHONY: demo test fuzz-snapshots bench-snapshots test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -99,7 +99,7 @@ compare-regression: $(PEERS)/regression/.ready
 	$(call install,$(PEERS)/regression)
 	$(PEERS)/regression/bin/python benchmarks/compare/regression.py $(EVIDENCE)
 
-# Training needs scikit-learn beside what serves.
+# Everything that learns; training needs scikit-learn beside what serves.
 $(PEERS)/learned/.ready: Makefile
 	$(PYTHON) -m venv $(PEERS)/learned
 	$(PEERS)/learned/bin/pip install --quiet --pre --no-deps --only-binary :all: $(PEER_WHEELS)
@@ -109,6 +109,11 @@ $(PEERS)/learned/.ready: Makefile
 compare-learned: $(PEERS)/learned/.ready
 	$(call install,$(PEERS)/learned)
 	$(PEERS)/learned/bin/python benchmarks/compare/learned.py $(EVIDENCE)
+
+# Every estimator on the recorded streams, each predicting before it learns, after learning from the training stream.
+estimators: $(VENV)/.ready
+	for stream in eval burst; do $(BIN)/fpmsdk learn compare fpmsdk/sample/fpm_$$stream.bin.gz \
+	--train fpmsdk/sample/fpm_train.bin.gz --json benchmarks/evidence/estimators_$$stream.json || exit 1; done
 
 compare-op-level: $(PEERS)/regression/.ready
 	$(call install,$(PEERS)/regression)

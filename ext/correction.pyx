@@ -151,12 +151,12 @@ cdef class FixedStore:
         return True
 
     def saved(self):
-        """Copies of the arrays as a snapshot holds them: exactly as long as what they hold, rows in bucket order."""
-        cdef dict arrays = self.arrays
-        slots, sampled = saved_rows(arrays)
-        return {name: None for name in arrays} | sampled | {
-            "ratio": arrays["ratio"][slots],
-            "cell_factor": arrays["cell_factor"][: self.sampler.extent[1]].copy(),
+        """What a snapshot holds: the arrays, exactly as long as what they hold, rows in bucket order.
+
+        The next observation changes it: encode it before.
+        """
+        return self.arrays | saved_rows(self.arrays, "ratio") | {
+            "cell_factor": self.arrays["cell_factor"][: self.sampler.extent[1]],
         }
 
     def restore(self, dict saved, double min_factor, double max_factor):
@@ -370,13 +370,16 @@ cdef class DynamicLocalStore:
             self.cell_factor[cell] = min(max(factor, min(local, general)), max(local, general))
 
     def saved(self):
-        """Copies of the arrays as a snapshot holds them: exactly as long as what they hold."""
+        """What a snapshot holds: the arrays, exactly as long as what they hold.
+
+        The next observation changes it: encode it before.
+        """
         lengths = {
             "recent": self.extent[NUM_RECENT],
             **dict.fromkeys(("coordinates", "ratio", "sequence"), self.extent[NUM_ROWS]),
             **dict.fromkeys(("cell_key", "cell_factor"), self.extent[NUM_CELLS]),
         }
-        return {name: array[: lengths.get(name, len(array))].copy() for name, array in self.arrays.items()}
+        return {name: array[: lengths.get(name, len(array))] for name, array in self.arrays.items()}
 
     def restore(self, dict saved, double min_factor, double max_factor):
         """Take over saved arrays of the declared types.

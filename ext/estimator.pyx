@@ -5,6 +5,7 @@
 from libc.math cimport NAN, isnan
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cimport numpy as cnp
 
@@ -21,6 +22,12 @@ import numpy as np
 from fpmsdk._ext.features import SKIP_REASONS
 
 cnp.import_array()
+
+
+cdef inline int64_t monotonic_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1000000000 + <int64_t>now.tv_nsec
 
 
 cdef class ServingView:
@@ -145,6 +152,52 @@ cdef class Estimator:
         self.publish()
         if error is not None:
             raise error
+
+    def predict_then_learn(self, IterationSource source not None):
+        """Answer every iteration, then learn from it, before the next one.
+
+        Returns
+        -------
+        Latencies in ms, float64[n], NaN where not ready, and the nanoseconds that learning took, int64[n], -1 where
+        nothing was learned. An iteration that breaks a rule raises, with those before it learned.
+        """
+        cdef cnp.ndarray latencies = np.full(source.num_iterations, np.nan)
+        cdef cnp.ndarray durations = np.full(source.num_iterations, -1, np.int64)
+        cdef double* latency_ms = <double*>cnp.PyArray_DATA(latencies)
+        cdef int64_t* update_ns = <int64_t*>cnp.PyArray_DATA(durations)
+        cdef FpmRank* scratch
+        cdef const FpmRank* ranks
+        cdef Py_ssize_t num_ranks, i
+        cdef int kind, skip
+        cdef int64_t began_ns
+        cdef double target_ms
+        cdef FaultSite site
+        self.reserve(source.num_iterations)
+        scratch = new_scratch(source)
+        try:
+            for i in range(source.num_iterations):
+                site.iteration = i
+                ranks = source.ranks_of(i, scratch, &num_ranks)
+                site.fault = check_ranks(ranks, num_ranks, &site.rank)
+                if site.fault == FAULT_NONE:
+                    site.fault = self.classify(ranks, num_ranks, &kind)
+                if site.fault == FAULT_NONE:
+                    site.fault = self.serving.evaluate(ranks, num_ranks, &latency_ms[i])
+                if site.fault == FAULT_NONE:
+                    skip = SKIP_IDLE if kind == KIND_IDLE else tuning_target_ms(ranks, num_ranks, &target_ms)
+                    if skip != SKIP_NONE:
+                        self.skipped[skip] += 1
+                        continue
+                    began_ns = monotonic_ns()
+                    site.fault = self.learn(ranks, num_ranks, kind, target_ms)
+                    if site.fault == FAULT_NONE:
+                        self.publish()
+                        update_ns[i] = monotonic_ns() - began_ns
+                if site.fault != FAULT_NONE:
+                    raise self.serving.error(&site, ranks, num_ranks)
+        finally:
+            free(scratch)
+        return latencies, durations
 
     def republish(self):
         """Publish the state of the stores anew, after it was restored."""

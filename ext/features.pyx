@@ -15,12 +15,18 @@ SKIP_REASONS = (
 
 # Positions in this tuple are the axis codes of FeatureSpec.axes.
 AXES = (
-    "attention", "moe", "n", "logN", "n2",
+    "attention", "moe",
+    "prefill_tokens", "prefill_attention_pairs", "decode_requests", "decode_kv_tokens",
+    "n", "logN", "n2",
     "E", "P", "maxE", "maxP", "minP", "P2", "F", "nE", "logF", "logP", "meanE", "meanP", "cvE2", "cvP2",
 )
 cdef enum Axis:
     AXIS_ATTENTION = 0
     AXIS_MOE
+    AXIS_PREFILL_TOKENS   # the work itself: tokens and requests of all ranks, attention of the rank with most of it
+    AXIS_PREFILL_ATTENTION_PAIRS
+    AXIS_DECODE_REQUESTS
+    AXIS_DECODE_KV_TOKENS
     AXIS_N
     AXIS_LOG_N
     AXIS_N2
@@ -200,6 +206,7 @@ cdef int project(
     cdef int i, axis, fault
     cdef double p, n, kv, past, pairs, score
     cdef double attention = 0.0, tokens = 0.0, requests = 0.0, value
+    cdef double prefill_tokens = 0.0, most_pairs = 0.0, decode_requests = 0.0, most_decode_kv = 0.0
     cdef RequestSums sums
     for r in range(num_ranks):
         p = <double>ranks[r].sum_prefill_tokens
@@ -225,6 +232,10 @@ cdef int project(
         if score > attention or isnan(score):
             attention = score
         requests += <double>ranks[r].num_prefill_requests + <double>ranks[r].num_decode_requests
+        prefill_tokens += p
+        most_pairs = max(most_pairs, pairs)
+        decode_requests += <double>ranks[r].num_decode_requests
+        most_decode_kv = max(most_decode_kv, <double>ranks[r].sum_decode_kv_tokens)
     if spec.needs_requests and requests == 0.0:
         return FAULT_NO_REQUESTS
     if spec.needs_lengths:
@@ -237,6 +248,14 @@ cdef int project(
             value = attention
         elif axis == AXIS_MOE:
             value = spec.ffn_token_weight * tokens
+        elif axis == AXIS_PREFILL_TOKENS:
+            value = prefill_tokens
+        elif axis == AXIS_PREFILL_ATTENTION_PAIRS:
+            value = most_pairs
+        elif axis == AXIS_DECODE_REQUESTS:
+            value = decode_requests
+        elif axis == AXIS_DECODE_KV_TOKENS:
+            value = most_decode_kv
         elif axis == AXIS_N:
             value = requests
         elif axis == AXIS_LOG_N:

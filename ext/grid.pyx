@@ -784,6 +784,6 @@ cdef double python_sol_at(const void* params, const double* coordinates) noexcep
 cdef double call_python_sol(PythonSol sol, const double* coordinates) noexcept:
     try:
         return sol.roofline_ms(*[coordinates[axis] for axis in range(sol.num_axes)])
-    except Exception as raised:
+    except BaseException as raised:
         sol.raised = raised
         return NAN

@@ -12,7 +12,17 @@ from fpmsdk._ext.pages cimport resized
 from fpmsdk._ext.pricing cimport modeled_duration_ms
 from fpmsdk._ext.recorder cimport RecordedRequests, Recorder
 from fpmsdk._ext.rolling cimport RollingKeys
-from fpmsdk._ext.scheduler cimport CANCELED, FAILED, KV_CAPACITY, PENDING, Requests, append, known_tokens
+from fpmsdk._ext.scheduler cimport (
+    CANCELED,
+    FAILED,
+    KV_CAPACITY,
+    PENDING,
+    REJECTED,
+    IndexList,
+    Requests,
+    append,
+    known_tokens,
+)
 from fpmsdk._ext.workers cimport Rank, Worker, WorkerPool
 
 import numpy as np
@@ -111,7 +121,9 @@ cdef class Replay:
         last: `prompt_tokens`, `output_tokens`, `priority`, `delay_ms`, `dp_rank`, `prefill_dp_rank`, `next_turn` (the row
         of the columns, -1 for none), `first_turns` (rows, in order), `arrival_ms` (of those), `hash_offsets`, `hash_ids`
         (int64; what equals is equal). `supply.placed(slots)` tells which index each row got. `supply.ended(slots)` tells
-        of requests whose indices will stand for others once it returns; `supply.gaps(rows)` of token gaps.
+        of requests whose indices will stand for others once it returns; `supply.gaps(rows)` of token gaps. While it is
+        told, `interruptible` is false, so that a signal handler can leave what is counted whole; while the replay goes on,
+        `supply.counted()` comes after that, and may raise.
     ended_at_once : int
         About so many requests are told of at once.
     """
@@ -204,10 +216,12 @@ cdef class Replay:
         raises.
         """
         try:
+            self.interruptible = True
             with nogil:
                 self._begin()
                 self._run()
         finally:
+            self.interruptible = False
             self._sample_end()
             self.workers.leave_cohorts()
             if self.supply is not None:
@@ -403,7 +417,12 @@ cdef class Replay:
         self.ended.length = 0
         self._give_up(slots)
         self.supply.gaps(self.recorder.taken_gaps())
-        PyErr_CheckSignals()
+
+    cdef _hand_over_under_way(self):
+        self.interruptible = False
+        self._hand_over()
+        self.interruptible = True
+        self.supply.counted()
 
     cdef _give_up(self, slots):
         self.supply.ended(slots)
@@ -435,7 +454,7 @@ cdef class Replay:
                 or self.recorder.gaps.length >= GAPS_PER_ENDED * self.ended_at_once
             ):
                 with gil:
-                    self._hand_over()
+                    self._hand_over_under_way()
             settled += 1
             if settled % SETTLES_BETWEEN_SIGNAL_CHECKS == 0:
                 with gil:
@@ -509,10 +528,12 @@ cdef class Replay:
         """One round of what happens at `now_ms`, decode before prefill; return how much did."""
         cdef int64_t worker, settled = 0
         for worker in range(self.workers.num_workers):
+            settled += self._announce_ended(worker)
             if self.workers.is_due(worker, self.now_ms):
                 self._complete_pass(worker)
                 settled += 1
         for worker in range(self.prefill.num_workers):
+            settled += self._announce_prompts(worker)
             if self.prefill.is_due(worker, self.now_ms):
                 self._complete_prefill_pass(worker)
                 settled += 1
@@ -522,15 +543,21 @@ cdef class Replay:
         if self.cancels.length > 0:
             self._apply_cancels()
         for worker in range(self.prefill.num_workers):
-            # As of an aggregated worker: passes without duration follow one another.
             while self.prefill.can_start(worker) and self.prefill.start_pass(worker, self.now_ms):
                 settled += 1
-                if self.prefill.is_due(worker, self.now_ms):
-                    self._complete_prefill_pass(worker)
+                if self.prefill.is_followed_at_once(worker, self.now_ms):
+                    # What it has brought comes in the next round, to decode workers that have started by then.
+                    self._complete_ranks(self.prefill, worker)
         for worker in range(self.workers.num_workers):
-            if self.workers.can_start(worker):
-                # A pass without effect ends like any other: prompts that wait for blocks get their chance.
-                settled += self.workers.start_pass(worker, self.now_ms) or self._reserve_destinations(worker) > 0
+            while self.workers.can_start(worker):
+                if not self.workers.start_pass(worker, self.now_ms):
+                    # A pass without effect ends like any other: prompts that wait for blocks get their chance.
+                    settled += self._reserve_destinations(worker) > 0
+                    break
+                settled += 1
+                if self.workers.is_followed_at_once(worker, self.now_ms):
+                    self._complete_ranks(self.workers, worker)
+                    self._reserve_destinations(worker)
         while self._next_arrival_ms() <= self.now_ms:
             self._place(self.prefill, self._pop_arrival())
             settled += 1
@@ -601,12 +628,9 @@ cdef class Replay:
 
     cdef int _complete_pass(self, int64_t worker) except -1 nogil:
         """The pass of an aggregated or decode worker ends."""
-        cdef int64_t index, position
-        self.workers.workers[worker].busy = False
-        for index in range(worker * self.workers.dp_size, (worker + 1) * self.workers.dp_size):
-            if (<Rank>self.workers.rank_pointers[index]).is_in_pass():
-                self.workers.complete_rank(index, self.workers.workers[worker].end_ms)
-                self._tell_outcome(<Rank>self.workers.rank_pointers[index])
+        cdef int64_t position
+        self._complete_ranks(self.workers, worker)
+        self._announce_ended(worker)
         if self.prefill is not None:
             self._reserve_destinations(worker)
             for position in range(self.workers.workers[worker].deferred.length):
@@ -614,8 +638,26 @@ cdef class Replay:
             self.workers.workers[worker].deferred.length = 0
         return self.workers.pass_over(worker)
 
-    cdef int _tell_outcome(self, Rank rank) except -1 nogil:
-        """Tell the placement and the sessions what a pass has brought."""
+    cdef int _complete_ranks(self, WorkerPool pool, int64_t worker) except -1 nogil:
+        """The ranks of a worker end their pass; who ended in it is announced later."""
+        cdef int64_t index
+        pool.workers[worker].busy = False
+        for index in range(worker * pool.dp_size, (worker + 1) * pool.dp_size):
+            if (<Rank>pool.rank_pointers[index]).is_in_pass():
+                pool.complete_rank(index, pool.workers[worker].end_ms)
+                self._note_ended(<Rank>pool.rank_pointers[index], &pool.workers[worker].ended)
+                if pool is self.workers:
+                    self._tell_tokens(<Rank>pool.rank_pointers[index])
+        return 0
+
+    cdef int _note_ended(self, Rank rank, IndexList* ended) except -1 nogil:
+        cdef int64_t position
+        for position in range(rank.num_ended()):
+            append(ended, rank.ended(position))
+        return 0
+
+    cdef int _tell_tokens(self, Rank rank) except -1 nogil:
+        """Tell the placement what a pass has brought."""
         cdef int64_t position, request
         for position in range(rank.scheduler.emitted.length):
             request = rank.scheduler.emitted.items[position]
@@ -623,38 +665,45 @@ cdef class Replay:
                 self._tell(EMITTED, request, rank.scheduler.burst_tokens.items[position])
             if self.requests.columns.generated_tokens[request] == 1:
                 self.workers.placement.prompt_done(request)
-        for position in range(rank.num_ended()):
-            self.workers.placement.ended(rank.ended(position))
-            self._request_ended(rank.ended(position))
         return 0
 
+    cdef int64_t _announce_ended(self, int64_t worker) except -1 nogil:
+        """Tell the placement and the sessions who ended at a worker; return how many."""
+        cdef IndexList* ended = &self.workers.workers[worker].ended
+        cdef int64_t position, count = ended.length
+        for position in range(count):
+            self.workers.placement.ended(ended.items[position])
+            self._request_ended(ended.items[position])
+        ended.length = 0
+        return count
+
     cdef int _complete_prefill_pass(self, int64_t worker) except -1 nogil:
-        """The pass of a prefill worker ends: its finished prompts ask for blocks of a decode worker."""
-        cdef int64_t index, position
-        self.prefill.workers[worker].busy = False
-        for index in range(worker * self.prefill.dp_size, (worker + 1) * self.prefill.dp_size):
-            if (<Rank>self.prefill.rank_pointers[index]).is_in_pass():
-                self.prefill.complete_rank(index, self.prefill.workers[worker].end_ms)
-                self._hand_prompts_over(<Rank>self.prefill.rank_pointers[index])
+        """The pass of a prefill worker ends."""
+        cdef int64_t position
+        self._complete_ranks(self.prefill, worker)
+        self._announce_prompts(worker)
         for position in range(self.prefill.workers[worker].deferred.length):
             self._release_source(self.prefill.workers[worker].deferred.items[position])
         self.prefill.workers[worker].deferred.length = 0
         return self.prefill.pass_over(worker)
 
-    cdef int _hand_prompts_over(self, Rank source) except -1 nogil:
-        cdef int64_t position, request, destination
-        for position in range(source.scheduler.finished.length):
-            request = source.scheduler.finished.items[position]
+    cdef int64_t _announce_prompts(self, int64_t worker) except -1 nogil:
+        """Finished prompts ask for blocks of a decode worker, rejected ones are over; return how many."""
+        cdef IndexList* ended = &self.prefill.workers[worker].ended
+        cdef int64_t position, request, destination, count = ended.length
+        for position in range(count):
+            request = ended.items[position]
             self.prefill.placement.ended(request)
+            if self.requests.columns.status[request] == REJECTED:
+                self._request_ended(request)
+                continue
             if self.happenings is not None:
                 self._tell(SOURCE_HELD, request, 0)
             destination = self.workers.placement.choose(request, self.dp_rank[request])
             self.recorder.requests.worker[request] = destination
             self._request_destination(request, <Rank>self.workers.rank_pointers[destination])
-        for position in range(source.scheduler.rejected.length):
-            self.prefill.placement.ended(source.scheduler.rejected.items[position])
-            self._request_ended(source.scheduler.rejected.items[position])
-        return 0
+        ended.length = 0
+        return count
 
     cdef int _request_destination(self, int64_t request, Rank rank) except -1 nogil:
         self.requests.columns.output_tokens[request] = self.output_tokens[request]

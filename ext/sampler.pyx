@@ -11,6 +11,7 @@ cimport numpy as cnp
 
 import numpy as np
 
+from fpmsdk._ext.snapshot_codec import SlotRows
 from fpmsdk.errors import StateSnapshotError
 
 cnp.import_array()
@@ -66,21 +67,19 @@ def wrong_state(field, expected, found):
     return StateSnapshotError(f"field {field}: expected {expected}, found {found}")
 
 
-def saved_rows(dict arrays):
-    """What a sampler saves: its fields with rows in bucket order, and the slots in that order.
+def saved_rows(dict arrays, *fields):
+    """What a store saves of its rows: those of a sampler and of some more `fields`, in bucket order.
 
-    Slots are numbered anew, so that the bytes of a state depend on nothing but the state.
+    Slots are numbered anew, so that the bytes of a state depend on nothing but the state. Most of it is what the next
+    insert changes.
     """
     total, buckets = int(arrays["extent"][TOTAL]), int(arrays["extent"][NUM_BUCKETS])
     slots = arrays["order"][:total]
-    return slots, {
-        "axis_min": arrays["axis_min"].copy(),
-        "axis_max": arrays["axis_max"].copy(),
+    return {field: SlotRows(arrays[field], slots) for field in ("coordinates", *fields)} | {
         "extent": np.array([total, buckets, total], np.int64),
-        "coordinates": arrays["coordinates"].take(slots, axis=0),
         "order": np.arange(total, dtype=np.int32),
-        "bucket_key": arrays["bucket_key"][:buckets].copy(),
-        "bucket_start": arrays["bucket_start"][: buckets + 1].copy(),
+        "bucket_key": arrays["bucket_key"][:buckets],
+        "bucket_start": arrays["bucket_start"][: buckets + 1],
     }
 
 

@@ -300,6 +300,7 @@ cdef class WorkerPool:
         cdef int64_t worker
         if self.workers != NULL:
             for worker in range(self.num_workers):
+                free(self.workers[worker].ended.items)
                 free(self.workers[worker].deferred.items)
         free(self.rank_pointers)
         free(self.workers)
@@ -367,6 +368,16 @@ cdef class WorkerPool:
     cdef bint is_due(self, int64_t worker, double now) noexcept nogil:
         """Whether the pass of a worker ends now."""
         return self.workers[worker].busy and self.workers[worker].end_ms <= now
+
+    cdef bint is_followed_at_once(self, int64_t worker, double now) noexcept nogil:
+        """Whether a pass takes no time and somebody waits for the next one, which does not wait for what it brought."""
+        cdef int64_t rank
+        if not self.is_due(worker, now):
+            return False
+        for rank in range(worker * self.dp_size, (worker + 1) * self.dp_size):
+            if (<Rank>self.rank_pointers[rank]).scheduler.waiting.length > 0:
+                return True
+        return False
 
     cdef bint can_start(self, int64_t worker) noexcept nogil:
         return not self.workers[worker].busy and self.has_work(worker)

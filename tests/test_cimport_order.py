@@ -11,13 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"declarations", "search"},
-    {"features", "frames", "sampler", "grid", "sites", "passroofline"},
+    {"declarations", "search", "solver"},
+    {"features", "frames", "sampler", "nnls", "grid", "sites", "passroofline"},
     {"operators", "forest", "forest_features", "forest_index", "online_split", "online_forest", "online"},
-    {
-        *("estimator", "regression", "correction", "native", "wholeforward", "learned"),
-        *("learned_online", "causal_selector"),
-    },
+    {"estimator", "regression", "row_store", "linear", "linear_store", "monitor", "spline", "spline_statistics"}
+    | {"spline_store", "recursive", "automatic", "correction", "native", "wholeforward"}
+    | {"learned", "learned_online", "causal_selector"},
     {"pricing"},
     {"fitted", "recorded"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},
@@ -25,7 +24,7 @@ LAYERS = [
     {"workers"},
     {"replay"},
 ]
-APART = {"snapshot_codec", "mathprobe", "plain"}
+APART = {"snapshot_codec", "mathprobe", "plain", "writeback"}
 LAYER_OF = {module: depth for depth, layer in enumerate(LAYERS) for module in layer}
 CIMPORT = re.compile(
     r"^\s*(?:from\s+fpmsdk\._ext\.(\w+)\s+cimport|from\s+fpmsdk\._ext\s+cimport\s+(\w+)|cimport\s+fpmsdk\._ext\.(\w+))",

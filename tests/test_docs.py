@@ -32,6 +32,7 @@ GUIDES = [
     "README.md",
     "tune.md",
     "learned.md",
+    "estimators.md",
     "op-level.md",
     "replay.md",
     "snapshots.md",

@@ -1,12 +1,13 @@
 """Writing a file: whole or not at all, and only what was named."""
 
 import os
+import stat
 import threading
 from pathlib import Path
 
 import pytest
 
-from fpmsdk.files import whole_file
+from fpmsdk.files import UnfitFileError, read_large, read_regular, whole_file
 
 
 def write(path, content=b"new"):
@@ -115,3 +116,50 @@ def test_threads_that_write_one_file_do_not_meet(tmp_path):
     assert faults == []
     assert target.read_bytes() in contents
     assert list(Path(tmp_path).iterdir()) == [target]
+
+
+# --- reading a file whose size is looked at first ---
+
+READERS = pytest.mark.parametrize("read", [read_regular, read_large])
+
+
+@READERS
+@pytest.mark.parametrize("size", [0, 1, (5 << 20) + 1])
+def test_a_file_of_the_largest_accepted_size_is_read_whole(tmp_path, read, size):
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    assert bytes(read(tmp_path / "file", limit_bytes=size)) == content
+
+
+@READERS
+def test_a_larger_file_is_not_read(tmp_path, read):
+    (tmp_path / "file").write_bytes(b"1234")
+    with pytest.raises(UnfitFileError, match="expected at most 3 bytes, found 4"):
+        read(tmp_path / "file", limit_bytes=3)
+
+
+@READERS
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path, read, kind):
+    (os.mkdir if kind == "directory" else os.mkfifo)(tmp_path / "file")
+    with pytest.raises(UnfitFileError, match="expected a regular file"):
+        read(tmp_path / "file", limit_bytes=10)
+
+
+@READERS
+def test_a_link_is_followed_unless_that_is_refused(tmp_path, read):
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    assert bytes(read(tmp_path / "link", limit_bytes=10)) == b"content"
+    with pytest.raises(UnfitFileError, match="found a symbolic link"):
+        read(tmp_path / "link", limit_bytes=10, follow_links=False)
+
+
+@READERS
+@pytest.mark.parametrize(("said", "found"), [(2, 3), (5, 4)])
+def test_a_file_of_another_size_than_it_said_is_refused(tmp_path, monkeypatch, read, said, found):
+    (tmp_path / "file").write_bytes(b"1234")
+    status = os.stat_result((stat.S_IFREG, 0, 0, 1, 0, 0, said, 0, 0, 0))
+    monkeypatch.setattr("fpmsdk.files.os.fstat", lambda descriptor: status)
+    with pytest.raises(UnfitFileError, match=f"expected {said} bytes, as the file said, found {found}"):
+        read(tmp_path / "file", limit_bytes=10)

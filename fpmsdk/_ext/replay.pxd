@@ -57,6 +57,7 @@ cdef class Replay:
     cdef int64_t[::1] free_slots       # a stack of indices that stand for nobody
     cdef int64_t num_free_slots
     cdef IndexList ended               # requests to tell the supply of
+    cdef readonly bint interruptible   # no: nothing runs, or the supply is being told
     cdef EventQueue arrivals, transfers
 
     cdef double max_sim_time_ms
@@ -82,6 +83,7 @@ cdef class Replay:
     cdef list _pools(self)
     cdef _grow(self, int64_t count)
     cdef _hand_over(self)
+    cdef _hand_over_under_way(self)
     cdef _give_up(self, slots)
     cdef _hand_over_all(self)
     cdef int _run(self) except -1 nogil
@@ -96,9 +98,12 @@ cdef class Replay:
     cdef bint _is_let_go(self, int64_t request) noexcept nogil
     cdef int _start_next_session(self) except -1 nogil
     cdef int _complete_pass(self, int64_t worker) except -1 nogil
-    cdef int _tell_outcome(self, Rank rank) except -1 nogil
+    cdef int _complete_ranks(self, WorkerPool pool, int64_t worker) except -1 nogil
+    cdef int _note_ended(self, Rank rank, IndexList* ended) except -1 nogil
+    cdef int _tell_tokens(self, Rank rank) except -1 nogil
+    cdef int64_t _announce_ended(self, int64_t worker) except -1 nogil
     cdef int _complete_prefill_pass(self, int64_t worker) except -1 nogil
-    cdef int _hand_prompts_over(self, Rank source) except -1 nogil
+    cdef int64_t _announce_prompts(self, int64_t worker) except -1 nogil
     cdef int _request_destination(self, int64_t request, Rank rank) except -1 nogil
     cdef int _fail(self, int64_t request) except -1 nogil
     cdef int64_t _reserve_destinations(self, int64_t worker) except -1 nogil

@@ -44,6 +44,7 @@ cdef struct Worker:
     double end_ms
     int64_t wave_step
     int64_t iterations      # passes started
+    IndexList ended         # requests that finished or were rejected in the pass, to be announced
     IndexList deferred      # requests with a command that waits for the end of the pass
 
 
@@ -64,6 +65,7 @@ cdef class WorkerPool:
     cdef int sample(self, int64_t sample, double at_ms) except -1 nogil
     cdef bint has_work(self, int64_t worker) noexcept nogil
     cdef bint has_pending(self) noexcept nogil
+    cdef bint is_followed_at_once(self, int64_t worker, double now) noexcept nogil
     cdef bint is_due(self, int64_t worker, double now) noexcept nogil
     cdef bint can_start(self, int64_t worker) noexcept nogil
     cdef double next_event_ms(self) noexcept nogil

@@ -113,21 +113,16 @@ def stats(
     json: JsonOption = False,
 ) -> None:
     """Say what a trace asks for: lengths, arrivals, sessions, and how much of its prompts repeats."""
-    from fpmsdk import Trace
-    from fpmsdk.replay.stats import trace_stats, write_plot
+    from fpmsdk.replay.stats import trace_stats
 
-    with progress(f"reading {file}"):
-        requests = Trace.read(
+    with progress(f"reading {file}") as advance:
+        figures = trace_stats(
             file,
             format,
-            block_tokens=block_tokens,
-            time_unit=time_unit,
-            benchmark=benchmark,
-            nested_timestamps=nested_timestamps,
+            options=read_options(block_tokens, time_unit, benchmark, nested_timestamps),
+            plot=plot,
+            advance=advance,
         )
-        figures = trace_stats(requests)
-        if plot is not None:
-            write_plot(requests, plot, file.name)
     show(figures, json, _table(figures))
 
 

@@ -98,6 +98,27 @@ SPLINE = Record(
     ),
 )
 
+# Not of the public system: a recursive estimator, and a choice among all of them.
+RECURSIVE = Record(
+    Field("forgetting", Number(), 0.999),
+    Field("outlier_bound", Number(), 0.15),
+    Field("level_gain", Number(), 0.5),
+)
+
+FIT_KINDS = ("standardized_nnls", "spline", "recursive")
+
+AUTOMATIC = Record(
+    # The first serves until another has proved better.
+    Field(
+        "candidates",
+        ListOf(Choice(FIT_KINDS, {"linear": "standardized_nnls"})),
+        ["recursive", "standardized_nnls", "spline"],
+    ),
+    Field("error_forgetting", Number(), 0.98),
+    Field("margin", Number(), 0.05),
+    Field("warmup", USIZE, 10),
+)
+
 FPM_REGRESSION = Record(
     Field(
         "sampling",
@@ -114,13 +135,15 @@ FPM_REGRESSION = Record(
         Record(
             Field(
                 "kind",
-                Choice(("standardized_nnls", "spline"), {"linear": "standardized_nnls"}),
+                Choice((*FIT_KINDS, "automatic"), {"linear": "standardized_nnls"}),
                 "standardized_nnls",
             ),
             Field("singular_ridge_scale", Number(), 1e-9),
             Field("rebuild_interval", Nullable(USIZE), None),
             Field("linear", Nullable(LINEAR), None, omit_default=True),
             Field("spline", Nullable(SPLINE), None, omit_default=True),
+            Field("recursive", Nullable(RECURSIVE), None, omit_default=True),
+            Field("automatic", Nullable(AUTOMATIC), None, omit_default=True),
         ),
         {},
     ),

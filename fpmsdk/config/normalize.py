@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk.config.checkpoint import check_architecture
-from fpmsdk.config.estimator import SPLINE
+from fpmsdk.config.estimator import AUTOMATIC, RECURSIVE, SPLINE
 from fpmsdk.config.fields import CONFIG
 from fpmsdk.config.learned_source import pin_learned_source
 from fpmsdk.config.parse import parse_document, parse_text
 from fpmsdk.config.request import expand_request, resolve_request
 from fpmsdk.config.state_snapshot import pin_state_snapshot
 from fpmsdk.config.validate import check_systems_paths, validate
+from fpmsdk.config.validate_estimator import fitted_kinds
 from fpmsdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,8 +175,12 @@ def _resolve(config: dict[str, Any], is_registered: Callable[[str], bool]) -> No
         registered = apply_profile(config, is_registered)
     _resolve_method(config, estimator["fpm_interpolation"], registered)
     fit = estimator["fpm_regression"]["fit"]
-    if fit["kind"] == "spline" and fit["spline"] is None:
-        fit["spline"] = SPLINE.read({})
+    if fit["kind"] == "automatic" and fit["automatic"] is None:
+        fit["automatic"] = AUTOMATIC.read({})
+    kinds = fitted_kinds(fit)
+    for kind, block in (("spline", SPLINE), ("recursive", RECURSIVE)):
+        if kind in kinds and fit[kind] is None:
+            fit[kind] = block.read({})
     if config["speculation"] is not None and config["speculation"]["kind"] == "none":
         config["speculation"] = None
     if config["estimation_mode"] == "fpm_learned":

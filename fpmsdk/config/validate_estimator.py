@@ -7,10 +7,12 @@ import math
 import re
 from typing import Any
 
-from fpmsdk.config.estimator import DEFAULT_AXES
+from fpmsdk.config.estimator import AUTOMATIC, DEFAULT_AXES, FIT_KINDS, FPM_REGRESSION
 from fpmsdk.errors import ConfigError
 
 MAX_CELLS = 2**63 - 1
+
+DEFAULT_SAMPLING = FPM_REGRESSION.read({})["sampling"]
 
 
 def validate_estimator(estimator: dict[str, Any]) -> None:
@@ -93,19 +95,44 @@ def _regression(regression: dict[str, Any]) -> None:
     )
     require(sampling["max_observations"] >= 1, "must be positive", f"{path}.sampling.max_observations")
     require(fit["rebuild_interval"] != 0, "must be positive or null", f"{path}.fit.rebuild_interval")
-    if fit["linear"] is not None:
-        require(fit["kind"] == "standardized_nnls", "needs fit.kind standardized_nnls", f"{path}.fit.linear")
-        _linear(fit["linear"], f"{path}.fit.linear")
-    if fit["spline"] is not None:
-        require(fit["kind"] == "spline", "needs fit.kind spline", f"{path}.fit.spline")
-    if fit["kind"] == "spline":
-        require(axes == DEFAULT_AXES, "spline needs the axes attention, moe", f"{path}.sampling.axes")
+    kinds = fitted_kinds(fit)
+    for block in ("linear", "spline", "recursive", "automatic"):
+        kind = "standardized_nnls" if block == "linear" else block
+        accepted = f"needs fit.kind {kind}" + ("" if block == "automatic" else ", or automatic with that candidate")
+        require(fit[block] is None or kind in (*kinds, fit["kind"]), accepted, f"{path}.fit.{block}")
+        if block == "linear" and fit["linear"] is not None:
+            _linear(fit["linear"], f"{path}.fit.linear")
+    if fit["kind"] == "automatic":
+        _automatic(fit, f"{path}.fit")
+    if fit["kind"] in ("spline", "automatic"):
+        require(axes == DEFAULT_AXES, f"{fit['kind']} needs the axes attention, moe", f"{path}.sampling.axes")
+    if "spline" in kinds:
         require(
             sampling["max_observations"] >= 32,
             "must be at least 32 for spline",
             f"{path}.sampling.max_observations",
         )
         _spline(fit["spline"], f"{path}.fit.spline")
+    if "recursive" in kinds:
+        _recursive(fit["recursive"], f"{path}.fit.recursive")
+    if fit["kind"] == "recursive":
+        require(sampling == DEFAULT_SAMPLING, "must be left out: recursive keeps no samples", f"{path}.sampling")
+        require(
+            fit["rebuild_interval"] is None, "must be left out: recursive keeps no rows", f"{path}.fit.rebuild_interval"
+        )
+
+
+def fitted_kinds(fit: dict[str, Any]) -> tuple[str, ...]:
+    """The kinds of fit that each store keeps: the configured one, or the candidates of an automatic choice.
+
+    >>> fitted_kinds({"kind": "spline", "automatic": None})
+    ('spline',)
+    >>> fitted_kinds({"kind": "automatic", "automatic": None})
+    ('recursive', 'standardized_nnls', 'spline')
+    """
+    if fit["kind"] != "automatic":
+        return (fit["kind"],)
+    return tuple((fit["automatic"] or AUTOMATIC.read({}))["candidates"])
 
 
 def _axes(axes: list[str], path: str) -> None:
@@ -139,6 +166,32 @@ def _spline(spline: dict[str, Any] | None, path: str) -> None:
     require(search["tolerance"] > 0, "must be positive", f"{path}.tolerance")
     require(search["absolute_tolerance_ms"] >= 0, "must not be negative", f"{path}.absolute_tolerance_ms")
     require(search["cooldown"] >= 1, "must be positive", f"{path}.cooldown")
+
+
+def _recursive(recursive: dict[str, Any] | None, path: str) -> None:
+    if recursive is None:
+        return
+    require(0 < recursive["forgetting"] < 1, "must be above 0 and below 1", f"{path}.forgetting")
+    require(0 < recursive["outlier_bound"] < 1, "must be above 0 and below 1", f"{path}.outlier_bound")
+    require(0 <= recursive["level_gain"] <= 1, "must be in [0, 1]", f"{path}.level_gain")
+
+
+def _automatic(fit: dict[str, Any], path: str) -> None:
+    if fit["linear"] is not None:
+        axes = fit["linear"]["feature_axes"]
+        require(axes == DEFAULT_AXES, "automatic needs attention, moe", f"{path}.linear.feature_axes")
+    automatic, path = fit["automatic"], f"{path}.automatic"
+    if automatic is None:
+        return
+    candidates = automatic["candidates"]
+    require(
+        len(candidates) >= 2 and len(set(candidates)) == len(candidates),
+        f"must be two or more of {', '.join(FIT_KINDS)}",
+        f"{path}.candidates",
+    )
+    require(0 < automatic["error_forgetting"] < 1, "must be above 0 and below 1", f"{path}.error_forgetting")
+    require(0 <= automatic["margin"] < 1, "must be in [0, 1)", f"{path}.margin")
+    require(automatic["warmup"] >= 1, "must be positive", f"{path}.warmup")
 
 
 def _ridge(regression: dict[str, Any]) -> None:

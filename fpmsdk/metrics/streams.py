@@ -23,6 +23,7 @@ _LENGTH = struct.Struct("<I")
 
 # A message is about 400 bytes; a length beyond this is a file of another kind.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
+_BLOCK_BYTES = 1 << 20
 
 
 def _is_gzip(path: str | PathLike[str]) -> bool:
@@ -61,31 +62,52 @@ def read_frames(path: str | PathLike[str]) -> list[bytes]:
     2
     [b'one frame', b'another']
     """
+    return list(iterate_frames(path))
+
+
+def iterate_frames(path: str | PathLike[str]) -> Iterator[bytes]:
+    """The frames of `read_frames` one by one, in memory that does not grow with the file.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_frames(f"{folder}/run.bin.gz", [b"one frame", b"another"])
+    ...     next(iterate_frames(f"{folder}/run.bin.gz"))
+    b'one frame'
+    """
+    count = begin = 0  # frames before, and the byte in the file at which `data` begins
+    data = b""
     with _reading(path) as file:
-        data = file.read()
-    frames: list[bytes] = []
-    at = 0
-    while at < len(data):
-        begin = at + _LENGTH.size
-        if begin > len(data):
-            raise _truncated(path, frames, at, f"{_LENGTH.size} bytes of length", len(data) - at)
-        (length,) = _LENGTH.unpack_from(data, at)
-        if length > MAX_FRAME_BYTES:
-            raise FrameDecodeError(
-                f"{fspath(path)}: frame {len(frames)} at byte {at} claims {length} bytes, more than "
-                f"{MAX_FRAME_BYTES}; this is not a frame file"
-            )
-        at = begin + length
-        if at > len(data):
-            raise _truncated(path, frames, begin, f"{length} bytes", len(data) - begin)
-        frames.append(data[begin:at])
-    return frames
+        while block := file.read(_BLOCK_BYTES):
+            data += block
+            at = 0
+            while at + _LENGTH.size <= len(data):
+                (length,) = _LENGTH.unpack_from(data, at)
+                if length > MAX_FRAME_BYTES:
+                    raise FrameDecodeError(
+                        f"{fspath(path)}: frame {count} at byte {begin + at} claims {length} bytes, more than "
+                        f"{MAX_FRAME_BYTES}; this is not a frame file"
+                    )
+                end = at + _LENGTH.size + length
+                if end > len(data):
+                    break
+                yield data[at + _LENGTH.size : end]
+                at = end
+                count += 1
+            data = data[at:]
+            begin += at
+    if len(data) >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(data)
+        raise _truncated(path, count, begin + _LENGTH.size, f"{length} bytes", len(data) - _LENGTH.size)
+    if data:
+        raise _truncated(path, count, begin, f"{_LENGTH.size} bytes of length", len(data))
 
 
-def _truncated(path: str | PathLike[str], frames: list[bytes], at: int, expected: str, found: int) -> FrameDecodeError:
+def _truncated(path: str | PathLike[str], count: int, at: int, expected: str, found: int) -> FrameDecodeError:
     return FrameDecodeError(
-        f"{fspath(path)}: truncated in frame {len(frames)} at byte {at}: expected {expected}, found {found}; "
-        f"the {len(frames)} frames before it are complete"
+        f"{fspath(path)}: truncated in frame {count} at byte {at}: expected {expected}, found {found}; "
+        f"the {count} frames before it are complete"
     )
 
 

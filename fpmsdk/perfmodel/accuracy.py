@@ -42,6 +42,18 @@ def measured_ms(batch: FpmBatch) -> NDArray[np.float64]:
     return np.where((batch.workload_kinds() >= 0) & (slowest_ms > 0), slowest_ms, np.nan)
 
 
+def kinds_of(batch: FpmBatch) -> NDArray[np.int64]:
+    """Position in `KINDS` of each iteration's kind, int64[n]; -1 without work.
+
+    >>> from fpmsdk import FpmBatch
+    >>> kinds_of(FpmBatch.from_dicts([{}, {"scheduled_requests": {"num_decode_requests": 1}}])).tolist()
+    [-1, 1]
+    """
+    # Code -1, idle, takes the last entry.
+    kind_of_code = np.array([*(KINDS.index(_KIND_OF_WORKLOAD[name]) for name in WORKLOAD_KINDS), -1])
+    return kind_of_code[batch.workload_kinds()]
+
+
 def predict_then_tune(
     model: ForwardPassPerfModel, iterations: Sequence[Any], *, advance: Callable[[int], None] | None = None
 ) -> NDArray[np.float64]:
@@ -84,8 +96,7 @@ def error_by_kind(predicted_ms: NDArray[np.float64], batch: FpmBatch) -> dict[st
     {'iterations': 2, 'not_ready': 0, 'mape_percent': 15.0, 'bias_percent': -5.0}
     """
     measured = measured_ms(batch)
-    kind_of_code = np.array([KINDS.index(_KIND_OF_WORKLOAD[name]) for name in WORKLOAD_KINDS])
-    kinds = kind_of_code[batch.workload_kinds()]  # code -1, idle, is unmeasured and never counted
+    kinds = kinds_of(batch)
     known = ~np.isnan(measured)
     errors = {name: _error(predicted_ms, measured, known & (kinds == code)) for code, name in enumerate(KINDS)}
     return errors | {"all": _error(predicted_ms, measured, known)}

@@ -56,7 +56,7 @@ class CorrectedKind(Kind):
         ]
 
     def state_parts(self) -> "list[StatePart]":
-        """Copies of the parts of the correction stores."""
+        """The parts of the correction stores."""
         from fpmsdk.snapshot.state import StatePart
 
         return [

@@ -6,7 +6,7 @@ The arithmetic is `ext/correction.pyx`; source: fpm-model.md section 6.
 from typing import Any
 
 from fpmsdk._ext.correction import DYNAMIC_EXTENT_FIELDS, CorrectionStore, DynamicLocalStore, FixedStore
-from fpmsdk.perfmodel.regression import SAMPLER_FIELDS
+from fpmsdk.perfmodel.regression_layouts import SAMPLER_FIELDS
 from fpmsdk.snapshot.layout import StateField, StateLayout
 
 FIXED_STORE = StateLayout(

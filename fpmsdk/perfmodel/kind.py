@@ -89,7 +89,7 @@ class Kind(ABC):
 
     @abstractmethod
     def state_parts(self) -> "list[StatePart]":
-        """Copies of everything that tuning has changed, part by part."""
+        """Everything that tuning has changed, part by part; more tuning changes it under the caller's eyes."""
 
     @abstractmethod
     def install_part(self, part: "StatePart") -> None:

@@ -438,6 +438,11 @@ class ForwardPassPerfModel:
         >>> round(model.estimate_forward_pass_time_ms(decode), 3)
         8.0
         """
+        source = self._source(iterations)
+        with self._tuning:
+            self._estimator.learn_from(source)
+
+    def _source(self, iterations: Any) -> IterationSource:
         if self._rejects_tuning:
             raise TuningRejectedError(
                 "this model was restored from a state snapshot with on_tune 'reject', so it does not learn; set "
@@ -447,8 +452,40 @@ class ForwardPassPerfModel:
         if source is None:
             # Read before the lock is taken: attributes of foreign objects may run any code.
             source = read_iterations(() if iterations is None else iterations, _decode_frame)
+        return source
+
+    def predict_then_tune(self, batch: Any) -> "tuple[NDArray[np.float64], NDArray[np.int64]]":
+        """Predict every iteration of a batch before learning from it: what an online user of the model sees.
+
+        Parameters
+        ----------
+        batch: `FpmBatch` of n iterations.
+
+        Returns
+        -------
+        Predictions in ms, float64[n], NaN while the model was not ready and 0.0 without work, and the nanoseconds that
+        learning from each iteration took, int64[n], -1 where nothing was learned.
+
+        Raises
+        ------
+        TuningRejectedError: the model was restored with `on_tune: reject`.
+        MetricsError, PerfDataNotAvailableError: as `estimate_many` and `tune_with_fpms`; the iterations before it stay
+            learned.
+
+        Source: data/vllm_cpu, the protocol.
+
+        >>> from fpmsdk.sample import MODEL
+        >>> from fpmsdk import FpmBatch
+        >>> work = {"num_decode_requests": 1, "sum_decode_kv_tokens": 9}
+        >>> model = ForwardPassPerfModel.best_available(MODEL)
+        >>> batch = FpmBatch.from_dicts([{"wall_time": 0.005, "scheduled_requests": work}, {}])
+        >>> predicted_ms, update_ns = model.predict_then_tune(batch)
+        >>> predicted_ms.tolist(), (update_ns >= 0).tolist()
+        ([nan, 0.0], [True, False])
+        """
+        source = self._source(batch)
         with self._tuning:
-            self._estimator.learn_from(source)
+            return self._estimator.predict_then_learn(source)
 
     def skipped_iterations(self) -> dict[str, int]:
         """Iterations that taught nothing, counted by reason since construction.

@@ -265,6 +265,6 @@ def runtime_checkpoint(
         identity=identity,
         source_path=source_path,
         source_sha256=learned.source_sha256,
-        parts=ONLINE_STATES.encode(parts),
+        parts=bytes(ONLINE_STATES.encode(parts)),
     )
     return RuntimeCheckpoint(published_artifact(learned), state)

@@ -6,6 +6,7 @@ Source: op-level.md section 5; fpm-model.md sections 2.1 and 4.
 
 import operator
 import os
+from functools import cached_property
 from typing import Any
 
 from fpmsdk._ext.native import OpLevelEngine
@@ -58,7 +59,7 @@ class OpLevelKind(NativeKind):
         self._draft_width = (spec.engine["nextn"] or 0) + 1
         self._explainer = OperatorExplainer()
 
-    @property
+    @cached_property
     def engine_spec_sha256(self) -> str:
         """Digest of the operator graph, the places of data left out."""
         return self.spec.digest()

@@ -1,49 +1,23 @@
 """Regression estimators of a configuration: which stores, over which axes, with which declared state.
 
-The arithmetic is `ext/regression.pyx`; source: regression-and-learned.md section 1.
+The arithmetic is `ext/linear.pyx`; source: regression-and-learned.md section 1.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from fpmsdk._ext.regression import CLOCK_FIELDS, LinearRegression, LinearStore, LinearView
-from fpmsdk.errors import ConfigError, MissingCapabilityError
+from fpmsdk._ext.automatic import AutomaticStore
+from fpmsdk._ext.linear_store import LinearStore
+from fpmsdk._ext.recursive import WORK_AXES, RecursiveStore
+from fpmsdk._ext.regression import Regression, RegressionStore, RegressionView
+from fpmsdk._ext.spline_store import SplineStore
+from fpmsdk.config.validate_estimator import fitted_kinds
+from fpmsdk.errors import ConfigError
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
-from fpmsdk.snapshot.layout import StateField, StateLayout
+from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
 
 if TYPE_CHECKING:
+    from fpmsdk.snapshot.layout import StateLayout
     from fpmsdk.snapshot.state import StatePart
-
-# What the bucketed sampler keeps; shared by every store that retains rows in buckets. Fields that show the length of a
-# dimension precede those that need it, so that a saved state can be read without its configuration.
-SAMPLER_FIELDS = (
-    StateField("axis_min", "f8", ("sampling_axes",), "lower bound of each sampling axis", finite=False),
-    StateField("axis_max", "f8", ("sampling_axes",), "upper bound of each sampling axis", finite=False),
-    StateField("extent", "i8", (3,), "rows, occupied buckets, slot of the next row", minimum=0),
-    StateField("coordinates", "f8", ("rows", "sampling_axes"), "retention coordinates of each slot"),
-    StateField("order", "i4", ("rows",), "slots bucket by bucket, oldest first", minimum=0),
-    StateField("bucket_key", "i8", ("buckets",), "keys of the occupied buckets, ascending", minimum=0),
-    StateField("bucket_start", "i4", ("buckets+1",), "first position of each bucket in `order`", minimum=0),
-)
-
-# Everything that tuning changes in one linear store.
-LINEAR_STORE = StateLayout(
-    "linear_store",
-    2,
-    (
-        *SAMPLER_FIELDS,
-        StateField("mean", "f8", ("axes+1",), "means of features and target", finite=False),
-        StateField("scatter", "f8", ("axes+1", "axes+1"), "centred cross products", finite=False),
-        StateField("features", "f8", ("rows", "axes"), "fit features of each slot", minimum=0.0),
-        StateField("target_ms", "f8", ("rows",), "observed latency of each slot", minimum=0.0),
-        StateField("clock", "i8", (len(CLOCK_FIELDS),), ", ".join(CLOCK_FIELDS), minimum=0),
-        StateField("errors", "u1", ("errors",), "verdicts of the update policy, oldest first", maximum=1),
-        StateField("fit_intercept_ms", "f8", (1,), "intercept of the fit that serves"),
-        StateField("fit_slope_ms", "f8", ("axes",), "slope per standardised axis, ms"),
-        StateField("fit_mean", "f8", ("axes",), "mean used to standardise each axis"),
-        StateField("fit_scale", "f8", ("axes",), "scale used to standardise each axis", minimum=0.0),
-        StateField("fit_flags", "i8", (2,), "ready, bits of the active axes", minimum=0),
-    ),
-)
 
 DEFAULT_AXES = ("attention", "moe")
 
@@ -56,7 +30,7 @@ class RegressionKind(Kind):
         super().__init__("fpm_regression", self._regression, config)
 
     @property
-    def serving(self) -> LinearView:
+    def serving(self) -> RegressionView:
         """What has been learned by now."""
         return self._regression.serving
 
@@ -75,26 +49,49 @@ class RegressionKind(Kind):
             "ranks": [],
         }
 
+    def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
+        """The estimate with the error to expect, of an estimator that judges its own answers."""
+        if not {"recursive", "automatic"} & {self.config["estimator_config"]["fpm_regression"]["fit"]["kind"]}:
+            raise self._lacks("explain", "a native estimator, or fit.kind recursive or automatic")
+        latency_ms, store, expectation = self.serving.explain_iteration(metrics, decode_frame)
+        expected_error, in_domain = expectation or (None, latency_ms == 0.0)
+        return {
+            "latency_ms": latency_ms,
+            "native_latency_ms": None,
+            "correction_factor": None,
+            "max_rank": None,
+            "in_domain": in_domain,
+            "expected_error": expected_error,
+            "store": store,
+            "ranks": [],
+        }
+
     def store_diagnostics(self) -> list[dict[str, Any]]:
-        """Workload kind, readiness and retained observations of each store."""
+        """Workload kind, readiness and retained observations of each store, and what else it tells of itself."""
         return [
-            {"workload_kind": kind, "ready": ready, "retained_observations": retained}
-            for kind, ready, retained in self.serving.stores()
+            {"workload_kind": kind, "ready": view.ready, "retained_observations": view.retained_observations}
+            | view.details()
+            for kind, view in self.serving.stores().items()
         ]
 
-    def state_layouts(self) -> list[tuple[str, StateLayout]]:
-        """One linear store per workload kind."""
-        return [(kind, LINEAR_STORE) for kind in self._regression.stores()]
+    def state_layouts(self) -> "list[tuple[str, StateLayout]]":
+        """The parts of one store per workload kind."""
+        return [(kind, part.layout) for kind, store in self._regression.stores().items() for part in store.parts()]
 
     def state_parts(self) -> "list[StatePart]":
-        """Copies of every store."""
+        """Every store."""
         from fpmsdk.snapshot.state import StatePart
 
-        return [StatePart(kind, LINEAR_STORE, store.saved()) for kind, store in self._regression.stores().items()]
+        return [
+            StatePart(kind, part.layout, part.saved())
+            for kind, store in self._regression.stores().items()
+            for part in store.parts()
+        ]
 
     def install_part(self, part: "StatePart") -> None:
         """Take over one saved store."""
-        self._regression.stores()[part.store].restore(part.arrays)
+        (store,) = (own for own in self._regression.stores()[part.store].parts() if own.layout is part.layout)
+        store.restore(part.arrays)
 
     def readiness_report(self) -> dict[str, Any]:
         """Readiness of each store; there is no correction."""
@@ -103,11 +100,11 @@ class RegressionKind(Kind):
         stores = [
             {
                 "store": kind,
-                "ready": ready,
-                "reason": None if ready else _reason(retained, minimum),
-                "retained_observations": retained,
+                "ready": view.ready,
+                "reason": None if view.ready else _reason(view.retained_observations, minimum),
+                "retained_observations": view.retained_observations,
             }
-            for kind, ready, retained in serving.stores()
+            for kind, view in serving.stores().items()
         ]
         return {"kind": self.mode, "ready": serving.ready, "stores": stores, "correction": None}
 
@@ -116,7 +113,7 @@ def _reason(retained: int, min_observations: int) -> str:
     return "below_min_observations" if retained < min_observations else "no_usable_fit"
 
 
-def build_regression(config: dict[str, Any]) -> LinearRegression:
+def build_regression(config: dict[str, Any]) -> Regression:
     """The regression estimator of a normalised configuration.
 
     Parameters
@@ -126,20 +123,18 @@ def build_regression(config: dict[str, Any]) -> LinearRegression:
     Raises
     ------
     ConfigError: a feature weight is not finite and positive.
-    MissingCapabilityError: the fit kind has no implementation in this release.
     """
     estimator = config["estimator_config"]
     regression = estimator["fpm_regression"]
     fit, sampling = regression["fit"], regression["sampling"]
-    if fit["kind"] != "standardized_nnls":
-        raise MissingCapabilityError(
-            f"estimator_config.fpm_regression.fit.kind {fit['kind']!r} is not part of this release; "
-            "use 'standardized_nnls'"
-        )
+    kinds = fitted_kinds(fit)
     linear = fit.get("linear") or {}
-    fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES))
-    sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES))
-    axes = fit_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
+    # Fits over the feature axes come first, then the work that a recursive fit learns from.
+    fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES)) if set(kinds) - {"recursive"} else ()
+    sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES)) if fit_axes else ()
+    learned_axes = fit_axes + (WORK_AXES if "recursive" in kinds else ())
+    axes = learned_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
+    retained = tuple(sampling["bins_per_axis"]), sampling["max_observations"]
     settings = {
         "num_axes": len(fit_axes),
         "min_observations": regression["min_observations"],
@@ -149,16 +144,22 @@ def build_regression(config: dict[str, Any]) -> LinearRegression:
         "update_policy": linear.get("update_policy", {"kind": "always"}),
     }
 
-    def new_store() -> LinearStore:
-        return LinearStore(
-            LINEAR_STORE,
-            settings,
-            tuple(axes.index(axis) for axis in sampling_axes),
-            tuple(sampling["bins_per_axis"]),
-            sampling["max_observations"],
-        )
+    def new_store(kind: str) -> RegressionStore:
+        if kind == "automatic":
+            return AutomaticStore(CHOICE, fit["automatic"], {candidate: new_store(candidate) for candidate in kinds})
+        if kind == "recursive":
+            return RecursiveStore(RECURSIVE_STORE, fit["recursive"], regression["min_observations"], len(fit_axes))
+        if kind == "spline":
+            return SplineStore(SPLINE_STORE, settings | fit["spline"], *retained)
+        return LinearStore(LINEAR_STORE, settings, tuple(axes.index(axis) for axis in sampling_axes), *retained)
 
-    return LinearRegression(config["worker_type"], _weights(estimator["features"]), axes, len(fit_axes), new_store)
+    return Regression(
+        config["worker_type"],
+        _weights(estimator["features"]),
+        axes,
+        len(learned_axes),
+        lambda: new_store(fit["kind"]),
+    )
 
 
 def _weights(features: dict[str, Any]) -> tuple[float, float, float]:

@@ -30,7 +30,7 @@ def restore(config: dict[str, Any]) -> Selection:
     StateSnapshotIOError, StateSnapshotError: at the first check that fails; there is no partly restored model.
     """
     snapshot = open_pinned(config)
-    verified, digested = _read_files(snapshot)
+    state, verified, digested = _read_files(snapshot)
     if config["estimation_mode"] in NATIVE_MODES:
         _check_data(config, snapshot.manifest, digested)
     if snapshot.manifest.math_library_sha256 != math_library_digest():
@@ -46,8 +46,7 @@ def restore(config: dict[str, Any]) -> Selection:
             f"{snapshot.path}: engine_spec_sha256: expected {snapshot.manifest.engine_spec_sha256!r}, found "
             f"{kind.engine_spec_sha256!r}; the model's configuration or what compiles it has changed since the save"
         )
-    state = os.path.join(snapshot.path, STATE_FILE)
-    install_state(kind, verified[state], state)
+    install_state(kind, state, os.path.join(snapshot.path, STATE_FILE))
     if difference := first_difference(snapshot.manifest.diagnostics, kind.state_diagnostics(), "diagnostics"):
         raise StateSnapshotError(f"{snapshot.path}: {difference}")
     if difference := first_difference(snapshot.manifest.readiness, kind.readiness_report(), "readiness"):
@@ -55,7 +54,7 @@ def restore(config: dict[str, Any]) -> Selection:
     return selection
 
 
-def install_state(kind: Kind, content: bytes, where: str) -> None:
+def install_state(kind: Kind, content: bytes | memoryview, where: str) -> None:
     """Let a freshly built model take over the state in some bytes.
 
     Parameters
@@ -86,17 +85,19 @@ def _install(kind: Kind, part: StatePart, where: str) -> None:
         raise StateSnapshotError(f"{where}, store {part.name}: {fault}") from None
 
 
-def _read_files(snapshot: SnapshotDirectory) -> tuple[Verified, dict[str, tuple[int, str]]]:
-    # Contents by path; of packed data, which is large and loaded lazily, only size and digest.
-    verified, digested = {}, {}
+def _read_files(snapshot: SnapshotDirectory) -> tuple[memoryview, Verified, dict[str, tuple[int, str]]]:
+    # The state; contents of other files by path; of packed data, which are loaded lazily, only size and digest.
+    state, verified, digested = memoryview(b""), {}, {}
     for file in snapshot.manifest.files:
-        content = snapshot.read(file)
         path = os.path.join(snapshot.path, file.path)
-        if file.path.startswith(_PACKED):
+        if file.path == STATE_FILE:
+            state = snapshot.read_large(file)
+        elif file.path.startswith(_PACKED):
+            snapshot.read_large(file)
             digested[path] = (file.size, file.sha256)
         else:
-            verified[path] = content
-    return verified, digested
+            verified[path] = snapshot.read(file)
+    return state, verified, digested
 
 
 def _check_data(config: Mapping[str, Any], manifest: Manifest, digested: dict[str, tuple[int, str]]) -> None:

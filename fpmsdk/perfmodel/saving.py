@@ -14,6 +14,7 @@ from fpmsdk.errors import PerfDataNotAvailableError, StateSnapshotError, StateSn
 from fpmsdk.files import read_regular, sha256
 from fpmsdk.perfmodel.kind import Kind
 from fpmsdk.perfmodel.state_registry import STATES
+from fpmsdk.snapshot.digest import BackgroundDigest
 from fpmsdk.snapshot.identity import identity_of, kind_of
 from fpmsdk.snapshot.manifest import (
     CONFIG_FILE,
@@ -66,14 +67,15 @@ def save_state_snapshot(
     source = kind.data_source
     if source is not None:
         source.require_unchanged()
+    digest = BackgroundDigest()
     with tuning:
-        state, stage_sources = STATES.encode(kind.state_parts()), kind.sources()
+        state, stage_sources = STATES.encode(kind.state_parts(), digest.update), kind.sources()
         diagnostics, readiness = kind.state_diagnostics(), kind.readiness_report()
     saved: dict[str, Any] = {}
 
     def write(staging: Staging) -> None:
         pinned = _without_snapshot(config)
-        files = [staging.write(STATE_FILE, state)]
+        files = [staging.write(STATE_FILE, state, digest)]
         files += _copy_profile(pinned, staging, destination)
         files += stage_sources(pinned, staging, destination)
         if include_perf_db and source is not None:

@@ -64,7 +64,7 @@ class WholeForwardKind(NativeKind):
         self._engine = engine
         self._kv_ceiling = genuine_points_of(table, cell).decode_kv_ceiling
 
-    @property
+    @cached_property
     def engine_spec_sha256(self) -> str:
         """Digest of the roofline's graph, of the cell and of how its points were read; the places of data left out."""
         parts = (

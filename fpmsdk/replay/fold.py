@@ -66,11 +66,11 @@ class Fold:
             "num_ttft_samples": spills["ttft_ms"].total,
             "num_tpot_samples": spills["itl_ms"].total,
             "num_e2e_latency_samples": spills["e2e_ms"].total,
-            **_of_sample(spills["ttft_ms"]).named("ttft_ms"),
-            **_of_sample(spills["ttst_ms"]).named("ttst_ms"),
-            **_of_sample(spills["itl_ms"]).named("tpot_ms"),
+            **of_sample(spills["ttft_ms"]).named("ttft_ms"),
+            **of_sample(spills["ttst_ms"]).named("ttst_ms"),
+            **of_sample(spills["itl_ms"]).named("tpot_ms"),
             **stream["gaps"].named("itl_ms"),
-            **_of_sample(spills["e2e_ms"]).named("e2e_latency_ms"),
+            **of_sample(spills["e2e_ms"]).named("e2e_latency_ms"),
             **stream["rates"].named("output_token_throughput_per_user"),
         }
 
@@ -100,8 +100,8 @@ def latencies_of(columns: Columns) -> RequestLatencies:
     )
 
 
-def _of_sample(spill: Spill) -> Distribution:
-    """As `Distribution.of_sample`."""
+def of_sample(spill: Spill) -> Distribution:
+    """The distribution of a sample, as `Distribution.of_sample` gives it."""
     n = spill.total
     if n == 0:
         return Distribution()

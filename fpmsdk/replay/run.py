@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -192,7 +192,7 @@ def replay_trace(
         request_ids=trace.request_ids.tolist(),
     )
     started = time.perf_counter()
-    interrupted = was_interrupted(replay, trace.request_ids, system.timings)
+    interrupted = was_interrupted(replay.run, trace.request_ids, system.timings)
     wall_time_ms = (time.perf_counter() - started) * 1e3
 
     stopped = f"interrupted at {replay.now_ms:,.1f} ms of simulated time"
@@ -248,11 +248,13 @@ def load_options(
     }
 
 
-def was_interrupted(replay: Replay, request_ids: Sequence[str] | NDArray[np.object_], timings: list[Any]) -> bool:
-    """Run the replay; return whether Ctrl-C ended it."""
+def was_interrupted(
+    run: Callable[[], None], request_ids: Sequence[str] | NDArray[np.object_], timings: list[Any]
+) -> bool:
+    """Run a replay; return whether Ctrl-C ended it."""
     with coverage_on_failure(*timings):
         try:
-            replay.run()
+            run()
         except KvForwardTooLargeError as fault:
             raise ReplayError(fault.describe(repr(request_ids[fault.request]))) from fault
         except KeyboardInterrupt:

@@ -7,10 +7,8 @@ Source: engine-and-replay.md sections 4 to 6.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -28,6 +26,7 @@ from fpmsdk.files import whole_file
 from fpmsdk.launch.config import EngineLaunchConfig
 from fpmsdk.replay.coverage import coverage_roles, replay_coverage
 from fpmsdk.replay.fold import Fold
+from fpmsdk.replay.interrupts import CtrlC
 from fpmsdk.replay.latency import Sla
 from fpmsdk.replay.portions import Portion
 from fpmsdk.replay.report import summary_table
@@ -186,7 +185,8 @@ def replay_stream(
     with ExitStack() as stack:
         fold = stack.enter_context(Fold(system.sla, exact_itl))
         sink = None if requests_path is None else stack.enter_context(_request_rows(requests_path))
-        supply = _Supply(stream, system, requests, recorder, arrival_speedup_ratio, fold, sink)
+        ctrl_c = CtrlC(lambda: replay.interruptible)
+        supply = _Supply(stream, system, requests, recorder, arrival_speedup_ratio, fold, sink, ctrl_c.look)
         pools = [plan.build_rolling(stream.block_tokens, _FEW_KEYS, requests, recorder) for plan in system.plans]
         replay = Replay(
             requests,
@@ -203,8 +203,13 @@ def replay_stream(
             supply=supply,
             ended_at_once=_ENDED_AT_ONCE,
         )
+
+        def run() -> None:
+            with ctrl_c:
+                replay.run()
+
         started = time.perf_counter()
-        interrupted = was_interrupted(replay, supply.names, system.timings)
+        interrupted = was_interrupted(run, supply.names, system.timings)
         wall_time_ms = (time.perf_counter() - started) * 1e3
         stopped = f"interrupted at {replay.now_ms:,.1f} ms of simulated time"
         if not fold.totals.completed:
@@ -258,6 +263,7 @@ class _Supply:
     Parameters
     ----------
     rows: where every request is written, too; None for nowhere.
+    counted: called when what came out until then is counted.
     """
 
     def __init__(
@@ -269,7 +275,9 @@ class _Supply:
         speedup: float,
         fold: Fold,
         rows: _Rows | None,
+        counted: Callable[[], None],
     ) -> None:
+        self.counted = counted
         self._portions = stream.portions()
         self._system = system
         self._requests, self._recorder = requests, recorder
@@ -314,40 +322,21 @@ class _Supply:
     def ended(self, slots: NDArray[np.int64]) -> None:
         """These requests are over, or the run is."""
         system = self._system
-        with _undisturbed():
-            columns = {
-                "request_id": np.array([self.names[slot] for slot in slots.tolist()], object),
-                "session_id": np.array([self._sessions[slot] for slot in slots.tolist()], object),
-                "turn_index": self._turns[slots],
-                "prompt_tokens": self._requests.of("prompt_tokens", slots),
-                "requested_output_tokens": self._asked[slots],
-                **outcome_columns(self._requests, self._recorder, system.plans, system.scheduler_rules, slots),
-            }
-            self._fold.add(columns)
-            if self._rows is not None:
-                self._rows.write(columns)
+        columns = {
+            "request_id": np.array([self.names[slot] for slot in slots.tolist()], object),
+            "session_id": np.array([self._sessions[slot] for slot in slots.tolist()], object),
+            "turn_index": self._turns[slots],
+            "prompt_tokens": self._requests.of("prompt_tokens", slots),
+            "requested_output_tokens": self._asked[slots],
+            **outcome_columns(self._requests, self._recorder, system.plans, system.scheduler_rules, slots),
+        }
+        self._fold.add(columns)
+        if self._rows is not None:
+            self._rows.write(columns)
 
     def gaps(self, rows: NDArray[np.void]) -> None:
         """Gaps between tokens, and how many waited so long."""
-        with _undisturbed():
-            self._fold.add_gaps(rows["gap_ms"], rows["count"])
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, so that what is added is added whole."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if pressed:
-            signal.raise_signal(signal.SIGINT)
+        self._fold.add_gaps(rows["gap_ms"], rows["count"])
 
 
 @contextmanager

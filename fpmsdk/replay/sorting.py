@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,12 @@ Block = NDArray[np.void]
 
 
 class Spill:
-    """A multiset of float64; memory does not grow with it, but for the few bytes of a run.
+    """A multiset of numbers; memory does not grow with it, but for the few bytes of a run.
 
     Parameters
     ----------
     values_per_run: so many are sorted in memory; up to these no file is made.
+    value_type: of the values, float64 or an integer type.
 
     Example
     -------
@@ -35,9 +36,8 @@ class Spill:
     >>> spill.close()
     """
 
-    dtype = np.dtype([("value", "f8"), ("count", "i8")])
-
-    def __init__(self, values_per_run: int = _VALUES_PER_RUN) -> None:
+    def __init__(self, values_per_run: int = _VALUES_PER_RUN, value_type: type[np.generic] = np.float64) -> None:
+        self.dtype = np.dtype([("value", value_type), ("count", np.int64)])
         self._values_per_run = values_per_run
         self._file: IO[bytes] | None = None
         self._runs: list[tuple[int, int]] = []  # first and end row in the file
@@ -45,7 +45,7 @@ class Spill:
         self._num_fresh = 0
         self.total = 0
 
-    def add(self, values: NDArray[np.float64], counts: NDArray[np.int64] | None = None) -> None:
+    def add(self, values: NDArray[Any], counts: NDArray[np.int64] | None = None) -> None:
         """Add values, each as often as its count says, once without."""
         rows = np.empty(len(values), self.dtype)
         rows["value"], rows["count"] = values, 1 if counts is None else counts
@@ -67,7 +67,7 @@ class Spill:
         if not self._runs or self._file is None:
             return
         width = max(_LEAST_READ, _VALUES_IN_MERGE // len(self._runs))
-        pending = [_Run(self._file, first, end, width) for first, end in self._runs]
+        pending = [_Run(self._file, self.dtype, first, end, width) for first, end in self._runs]
         while pending:
             # What is at most as large as the end of some run's block has come up in all of them.
             limit = min(run.rows["value"][-1] for run in pending)
@@ -94,11 +94,12 @@ class Spill:
 class _Run:
     """What a merge has read of one sorted run."""
 
-    def __init__(self, file: IO[bytes], first: int, end: int, width: int) -> None:
+    def __init__(self, file: IO[bytes], dtype: np.dtype[np.void], first: int, end: int, width: int) -> None:
+        self._dtype = dtype
         self._file, self._next, self._end, self._width = file, first, end, width
         self.rows = self._read()
 
-    def take(self, limit: float) -> Block:
+    def take(self, limit: Any) -> Block:
         """The rows up to a value, which is none beyond the block at hand."""
         length = int(np.searchsorted(self.rows["value"], limit, "right"))
         taken, self.rows = self.rows[:length], self.rows[length:]
@@ -108,16 +109,16 @@ class _Run:
 
     def _read(self) -> Block:
         length = min(self._width, self._end - self._next)
-        self._file.seek(self._next * Spill.dtype.itemsize)
+        self._file.seek(self._next * self._dtype.itemsize)
         self._next += length
-        return np.frombuffer(self._file.read(length * Spill.dtype.itemsize), Spill.dtype)
+        return np.frombuffer(self._file.read(length * self._dtype.itemsize), self._dtype)
 
 
 def _merged(rows: Block) -> Block:
     """Sorted, equal values as one."""
     rows = rows[np.argsort(rows["value"])]
     first = np.flatnonzero(np.append(True, rows["value"][1:] != rows["value"][:-1])) if len(rows) else np.empty(0, int)
-    merged = np.empty(len(first), Spill.dtype)
+    merged = np.empty(len(first), rows.dtype)
     merged["value"] = rows["value"][first]
     merged["count"] = np.add.reduceat(rows["count"], first) if len(first) else 0
     return merged

@@ -320,6 +320,9 @@ class _Ends:
     def gaps(self, rows: NDArray[np.void]) -> None:
         """Gaps between tokens are of no interest here."""
 
+    def counted(self) -> None:
+        """Never told: somebody else makes the steps."""
+
 
 def _plain(value: Any) -> Any:
     """A number of Python; None for a time that never was."""

@@ -4,13 +4,16 @@ Source: snapshot.md section 6.
 """
 
 import os
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from fpmsdk.config.schema import shown
 from fpmsdk.config.state_snapshot import MANIFEST_FILE, read_manifest_bytes
 from fpmsdk.errors import StateSnapshotError, StateSnapshotIOError
-from fpmsdk.files import read_regular, sha256
+from fpmsdk.files import read_large, read_regular, sha256
 from fpmsdk.snapshot.manifest import Manifest, RecordedFile, decode_manifest
+
+Content = TypeVar("Content", bytes, memoryview)
 
 
 class SnapshotDirectory(NamedTuple):
@@ -28,13 +31,20 @@ class SnapshotDirectory(NamedTuple):
         StateSnapshotIOError: it is missing or cannot be read.
         StateSnapshotError: a link, of another size, or with another digest.
         """
+        return self._checked(file, read_regular)
+
+    def read_large(self, file: RecordedFile) -> memoryview:
+        """The same of a file that may be very large."""
+        return self._checked(file, read_large)
+
+    def _checked(self, file: RecordedFile, read: Callable[..., Content]) -> Content:
         path = os.path.join(self.path, file.path)
         try:
             self._refuse_links(file.path)
             size = os.lstat(path).st_size
             if size != file.size:
                 raise StateSnapshotError(f"{path}: expected {file.size} bytes, found {size}")
-            content = read_regular(path, limit_bytes=file.size, follow_links=False)
+            content = read(path, limit_bytes=file.size, follow_links=False)
         except OSError as fault:
             raise StateSnapshotIOError.of(fault, path) from fault
         except StateSnapshotError:

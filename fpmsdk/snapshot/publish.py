@@ -8,26 +8,28 @@ import errno
 import hashlib
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from io import RawIOBase
 from typing import BinaryIO
 
+from fpmsdk._ext.writeback import begin_writeback
 from fpmsdk.errors import StateSnapshotError, StateSnapshotExistsError, StateSnapshotIOError
+from fpmsdk.snapshot.digest import BackgroundDigest
 from fpmsdk.snapshot.manifest import RecordedFile
 
 # Hidden, and told from a snapshot at a glance. Nothing ever reads one; only a killed process leaves one behind.
 STAGING_PREFIX = ".fpmsdk-snapshot-staging-"
+# Larger writes are slower: the kernel looks for larger pieces of memory to keep them in.
 _CHUNK_BYTES = 1 << 20
-_LARGE_BYTES = 1 << 22
+_MOST_OPEN_FILES = 16
 
 
 class Staging:
-    """A directory in the making. Paths are relative, with slashes; every file is durable when its call returns."""
+    """A directory in the making. Paths are relative, with slashes; nothing is durable before `make_durable` returns."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._directories = [folder]
+        self._written: list[int] = []  # descriptors of the files that still need their fsync
 
     def path(self, relative: str) -> str:
         """Where a part lies until it is published."""
@@ -40,21 +42,14 @@ class Staging:
             os.mkdir(self.path(relative))
             self._directories.append(self.path(relative))
 
-    def write(self, relative: str, content: bytes) -> RecordedFile:
-        """Write a file."""
-        digest = hashlib.sha256()
-        if len(content) < _LARGE_BYTES:
+    def write(self, relative: str, content: bytes | memoryview, digest: BackgroundDigest | None = None) -> RecordedFile:
+        """Write a file; `digest` is that of its content, where somebody has begun it."""
+        if digest is None:
+            digest = BackgroundDigest()
             digest.update(content)
-            self._store(relative, (content,))
-        else:
-            # Hashing takes as long as the disk does; neither needs the other.
-            hashing = threading.Thread(target=digest.update, args=(content,))
-            hashing.start()
-            try:
-                self._store(relative, (content,))
-            finally:
-                hashing.join()
-        return RecordedFile(relative, len(content), digest.hexdigest())
+        view = memoryview(content)
+        self._store(relative, (view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES)))
+        return RecordedFile(relative, len(view), digest.hexdigest())
 
     def copy(self, source: BinaryIO, relative: str) -> RecordedFile:
         """Write a file with what is left to read of another."""
@@ -75,17 +70,32 @@ class Staging:
         self.directory(os.path.dirname(relative))
         os.symlink(target, self.path(relative))
 
-    def _store(self, relative: str, chunks: Iterable[bytes]) -> None:
+    def _store(self, relative: str, chunks: Iterable[bytes | memoryview]) -> None:
         self.directory(os.path.dirname(relative))
-        with open(self.path(relative), "xb", buffering=0) as file:
-            for chunk in chunks:
-                _write_all(file, chunk)
-            os.fsync(file.fileno())
+        if len(self._written) == _MOST_OPEN_FILES:
+            self._settle()
+        descriptor = os.open(self.path(relative), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._written.append(descriptor)
+        for chunk in chunks:
+            _write_all(descriptor, chunk)
+            begin_writeback(descriptor)
+
+    def _settle(self) -> None:
+        # All are on their way to the disk already; the first wait is the longest.
+        for descriptor in self._written:
+            os.fsync(descriptor)
+        self.close()
 
     def make_durable(self) -> None:
-        """Make the entries of every directory durable, inner ones first."""
+        """Make every file durable, then the entries of every directory, inner ones first."""
+        self._settle()
         for folder in reversed(self._directories):
             _sync_directory(folder)
+
+    def close(self) -> None:
+        """Let go of files whose bytes are durable, or no longer wanted."""
+        while self._written:
+            os.close(self._written.pop())
 
 
 def publish(destination: str, write: Callable[[Staging], None]) -> None:
@@ -106,14 +116,16 @@ def publish(destination: str, write: Callable[[Staging], None]) -> None:
         # Named by chance alone, so that a long destination fits.
         folder = os.path.join(parent, f"{STAGING_PREFIX}{os.urandom(8).hex()}")
         os.mkdir(folder)
+        staging = Staging(folder)
         try:
-            staging = Staging(folder)
             write(staging)
             staging.make_durable()
             _move(folder, destination)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        finally:
+            staging.close()
     except OSError as fault:
         raise StateSnapshotIOError.of(fault, destination) from fault
     with contextlib.suppress(OSError):
@@ -147,11 +159,11 @@ def _move(folder: str, destination: str) -> None:
         raise
 
 
-def _write_all(file: RawIOBase, content: bytes) -> None:
-    # An unbuffered write may take only a part.
-    written = file.write(content) or 0
+def _write_all(descriptor: int, content: bytes | memoryview) -> None:
+    # One call may take only a part.
+    written = os.write(descriptor, content)
     while written < len(content):
-        written += file.write(memoryview(content)[written:]) or 0
+        written += os.write(descriptor, memoryview(content)[written:])
 
 
 def _sync_directory(folder: str) -> None:

@@ -4,27 +4,27 @@ Source: snapshot.md sections 3 and 4.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fpmsdk._ext.snapshot_codec import LayoutCodec, decode, encode
 from fpmsdk.errors import StateSnapshotError
 from fpmsdk.snapshot.layout import StateLayout
 
-if TYPE_CHECKING:
-    from fpmsdk.snapshot.layout import Arrays
-
 # Raised with every change of what `StateRegistry.digest` covers.
-STATE_LAYOUT_VERSION = 1
+STATE_LAYOUT_VERSION = 2
 STATE_ENCODING = "positional-little-endian"
 
 
 class StatePart(NamedTuple):
-    """The saved arrays of one store, or of one part of a store that has several layouts."""
+    """The saved arrays of one store, or of one part of a store that has several layouts.
+
+    Those of a live store are its own, some of them as `SlotRows`: encode them before it learns more.
+    """
 
     store: str
     layout: StateLayout
-    arrays: "Arrays"
+    arrays: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -56,17 +56,23 @@ class StateRegistry:
         self._codes = {layout.name: code for code, layout in layouts.items()}
         self._codecs = {code: LayoutCodec(layout) for code, layout in layouts.items()}
 
-    def encode(self, parts: Iterable[StatePart]) -> bytes:
-        """The bytes of a state."""
+    def encode(self, parts: Iterable[StatePart], encoded: Callable[[memoryview], object] | None = None) -> memoryview:
+        """The bytes of a state: a copy, all that is left to do while nothing may change.
+
+        Parameters
+        ----------
+        encoded: called with each run of bytes that will not change any more, in their order.
+        """
         return encode(
             [
                 (self.stores.index(part.store), code, self._codecs[code], part.arrays)
                 for part in parts
                 for code in (self._codes[part.layout.name],)
-            ]
+            ],
+            encoded,
         )
 
-    def decode(self, content: bytes) -> list[StatePart]:
+    def decode(self, content: bytes | memoryview) -> list[StatePart]:
         """The parts of a state.
 
         Raises

@@ -1,146 +1,92 @@
-"""`fpmsdk learn train`: what it writes and reports, and what it refuses."""
+"""`fpmsdk learn compare`: its table, its files, and inputs that it refuses."""
 
 import json
 
-import msgspec
+import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from fpmsdk import ForwardPassPerfModel
-from fpmsdk.cli.app import app
+from fpmsdk import FpmBatch, sample
 from fpmsdk.metrics import write_frames
-
-CONFIG = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "tp": 2}
-QUICK = ["--features", "num_decode_requests", "--max-iter", "5"]
+from tests.cli.test_commands import rejection_of, run
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["learn", "train", *map(str, arguments)])
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    path = tmp_path_factory.mktemp("frames") / "some.bin.gz"
+    write_frames(path, sample.burst_frames())
+    return str(path)
 
 
-def message(requests):
-    return {
-        "wall_time": requests / 1000,
-        "scheduled_requests": {"num_decode_requests": requests, "sum_decode_kv_tokens": 100 * requests},
-    }
+def compared(*arguments):
+    ran = run("learn", "compare", *arguments, "--json", "-")
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout)
 
 
-@pytest.fixture
-def stream(tmp_path):
-    path = tmp_path / "run.bin.gz"
-    write_frames(path, [msgspec.msgpack.encode(message(n % 8 + 1)) for n in range(100)])
-    return path
+def test_every_estimator_is_shown_for_every_kind(stream):
+    told = run("learn", "compare", stream)
+    assert told.exit_code == 0
+    for text in ("prefill", "decode", "mixed", "all", "linear", "linear-1024", "spline", "spline-1024", "1,654"):
+        assert text in told.stdout
 
 
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG))
-    return path
-
-
-def test_the_artifact_serves_the_deployment_that_it_was_trained_for(stream, config, tmp_path):
-    output = tmp_path / "artifact.json"
-    result = run(stream, "--output", output, "--config", config, *QUICK, "--json")
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    assert (document["training_iterations"], document["validation_iterations"]) == (80, 20)
-    assert document["report"]["forest"]["pure_decode"]["iterations"] == 20
-    assert document["bytes"] == output.stat().st_size
-    learned = {"artifact_path": str(output), "adaptation": "frozen"}
-    served = CONFIG | {"estimation_mode": "fpm_learned", "estimator_config": {"fpm_learned": learned}}
-    model = ForwardPassPerfModel.best_available(served)
-    assert model.learned_online_diagnostics()["identity_verified"] is True
-    assert model.estimate_forward_pass_time_ms(message(4)) > 0.0
-
-
-def test_an_online_learner_goes_on_from_the_checkpoint(stream, config, tmp_path):
-    output, checkpoint = tmp_path / "artifact.json", tmp_path / "checkpoint"
-    result = run(stream, "--output", output, "--config", config, "--checkpoint", checkpoint, *QUICK)
-    assert result.exit_code == 0, result.output
-    served = CONFIG | {"estimation_mode": "fpm_learned"}
-    learned = {"frozen": {"artifact_path": str(output)}, "online": {"checkpoint_path": str(checkpoint)}}
-    frozen, online = (
-        ForwardPassPerfModel.best_available(
-            served | {"estimator_config": {"fpm_learned": source | {"adaptation": adaptation}}}
-        )
-        for adaptation, source in learned.items()
+def test_the_json_file_holds_what_was_compared(stream, tmp_path):
+    ran = run(
+        "learn", "compare", stream, "--train", stream, "--estimator", "spline", "--json", str(tmp_path / "a.json")
     )
-    estimates = [model.estimate_forward_pass_time_ms(message(4)) for model in (frozen, online)]
-    assert estimates[0] == estimates[1]
-    online.tune_with_fpms([[message(4) | {"wall_time": 0.009}]])
-    assert online.estimate_forward_pass_time_ms(message(4)) != estimates[0]
+    assert ran.exit_code == 0
+    told = json.loads((tmp_path / "a.json").read_text())
+    assert (told["train_iterations"], told["iterations"], list(told["estimators"])) == (1654, 1654, ["spline"])
+    assert told["estimators"]["spline"]["error"]["decode"]["cold_start_iterations"] == 0
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_checkpoint_is_refused_before_training(exists, stream, config, tmp_path):
-    given = ["--config", config] if exists else ["--worker-type", "decode"]
-    result = run(
-        stream, "--output", tmp_path / "a.json", "--checkpoint", tmp_path if exists else tmp_path / "new", *given
-    )
-    assert result.exit_code == 2
-    assert ("only written where nothing is" if exists else "--checkpoint needs --config") in result.stderr
+def test_a_configuration_file_joins_under_its_name(stream, tmp_path):
+    config = tmp_path / "mine.json"
+    config.write_text(json.dumps(sample.MODEL))
+    assert list(compared(stream, "--config", str(config))["estimators"]) == ["mine"]
+    told = compared(stream, "--config", str(config), "--estimator", "linear")["estimators"]
+    assert list(told) == ["linear", "mine"]
+    assert told["mine"]["series"] == told["linear"]["series"]
 
 
-def test_a_configuration_of_the_learned_mode_need_not_have_its_artifact_yet(stream, config, tmp_path):
-    learned = {"artifact_path": str(tmp_path / "artifact.json"), "adaptation": "frozen"}
-    config.write_text(
-        json.dumps(CONFIG | {"estimation_mode": "fpm_learned", "estimator_config": {"fpm_learned": learned}})
-    )
-    assert run(stream, "--output", tmp_path / "artifact.json", "--config", config, *QUICK).exit_code == 0
-    assert ForwardPassPerfModel.best_available(json.loads(config.read_text())) is not None
+def test_a_parquet_stream_is_the_same_stream(stream, tmp_path):
+    path = tmp_path / "run.parquet"
+    pq.write_table(FpmBatch.from_frames(sample.burst_frames()).to_arrow(), path)
+    one, other = (compared(str(name), "--estimator", "linear")["estimators"]["linear"] for name in (stream, path))
+    assert one["series"] == other["series"]
 
 
-def test_without_a_configuration_the_artifact_has_no_identity(stream, tmp_path):
-    output = tmp_path / "artifact.json"
-    assert run(stream, "--output", output, "--worker-type", "decode", *QUICK).exit_code == 0
-    assert "identity" not in json.loads(output.read_bytes())["metadata"]
+def test_the_plot_is_a_page_with_every_estimator(stream, tmp_path):
+    page = tmp_path / "errors.html"
+    assert run("learn", "compare", stream, "--plot", str(page)).exit_code == 0
+    text = page.read_text()
+    assert text.rstrip().endswith("</html>")
+    for name in ("linear-1024", "spline-1024", "along the stream", "by kind"):
+        assert name in text
 
 
-def test_tables_tell_three_predictors_and_what_was_left_out(stream, tmp_path):
-    result = run(stream, "--output", tmp_path / "a.json", "--worker-type", "decode", *QUICK)
-    assert result.exit_code == 0
-    for said in ("errors on later iterations", "trained on 80 iterations: pure_decode 80", "0 refused", "a.json"):
-        assert said in result.stdout
-
-
-def test_later_streams_may_be_given_apart(stream, tmp_path):
-    output = tmp_path / "a.json"
-    result = run(stream, "--output", output, "--worker-type", "decode", "--validation", stream, *QUICK, "--json")
-    document = json.loads(result.stdout)
-    assert (document["training_iterations"], document["validation_iterations"]) == (100, 100)
+def test_a_failed_comparison_writes_nothing(stream, tmp_path):
+    page, figures = tmp_path / "errors.html", tmp_path / "a.json"
+    rejection_of("learn", "compare", stream, "--worker-type", "decode", "--plot", str(page), "--json", str(figures))
+    assert not page.exists()
+    assert not figures.exists()
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("arguments", "message"),
     [
-        ([], "--worker-type: expected one of prefill, decode, aggregated, or --config, found None"),
-        (["--worker-type", "agg"], "found 'agg'"),
-        (["--worker-type", "decode", "--features", "zzz"], "features: expected one of the presets"),
-        (["--worker-type", "decode", "--target", "s"], "target: expected one of log_ms, ms"),
-        (["--worker-type", "decode", "--grouping", "zzz"], "grouping: expected one of none, counter"),
-        (["--worker-type", "decode", "--grouping", "counter"], "worker_id: grouping by counter needs one"),
-        (["--worker-type", "decode", "--validation-fraction", "1"], "--validation-fraction: expected"),
-        (["--worker-type", "decode", "--min-store-rows", "1000"], "min_store_rows: no workload kind has 1000 rows"),
-        (["--worker-type", "decode", "--max-iter", "0"], "max_iter: expected 1 to 100000, found 0"),
+        (("none.bin",), "none.bin"),
+        (("STREAM", "--train", "none.bin"), "none.bin"),
+        (("STREAM", "--estimator", "nope"), "expected one of 'linear', .*found 'nope'"),
+        (("STREAM", "--plot", "page.png"), "page.png: the plot is an .html file"),
+        (("STREAM", "--worker-type", "nope"), "worker_type"),
+        (("STREAM", "--attention-dp", "2"), "rank"),
+        (("STREAM", "--config", "none.json"), "none.json"),
     ],
 )
-def test_bad_input_is_refused_by_name_and_writes_nothing(changes, message, stream, tmp_path):
-    output = tmp_path / "artifact.json"
-    result = run(stream, "--output", output, *changes)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert not output.exists()
+def test_what_cannot_be_compared_is_refused(stream, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = rejection_of("learn", "compare", *(stream if one == "STREAM" else one for one in arguments))
+    import re
 
-
-def test_role_and_configuration_are_not_given_together(stream, config, tmp_path):
-    result = run(stream, "--output", tmp_path / "a.json", "--config", config, "--worker-type", "decode")
-    assert result.exit_code == 2
-    assert "--worker-type is part of the --config file" in result.stderr
-
-
-def test_what_was_at_the_output_stays_when_training_fails(stream, tmp_path):
-    output = tmp_path / "artifact.json"
-    output.write_text("before")
-    assert run(stream, "--output", output, "--worker-type", "prefill").exit_code == 2
-    assert output.read_text() == "before"
+    assert re.search(message, told)

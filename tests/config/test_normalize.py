@@ -127,6 +127,23 @@ def test_the_spline_kind_expands(spline):
     assert fit["spline"]["search"] == {"kind": "periodic", "step": 64}
 
 
+def test_the_recursive_kind_expands():
+    fit = estimator(fpm_regression={"fit": {"kind": "recursive"}})["fpm_regression"]["fit"]
+    assert fit["recursive"] == {"forgetting": 0.999, "outlier_bound": 0.15, "level_gain": 0.5}
+    assert not {"linear", "spline", "automatic"} & set(fit)
+
+
+def test_the_automatic_kind_expands_with_its_candidates():
+    fit = estimator(fpm_regression={"fit": {"kind": "automatic"}})["fpm_regression"]["fit"]
+    candidates = ["recursive", "standardized_nnls", "spline"]
+    assert fit["automatic"] == {"candidates": candidates, "error_forgetting": 0.98, "margin": 0.05, "warmup": 10}
+    assert {"recursive", "spline"} < set(fit)
+    two = {"kind": "automatic", "automatic": {"candidates": ["linear", "recursive"]}}
+    fit = estimator(fpm_regression={"fit": two})["fpm_regression"]["fit"]
+    assert fit["automatic"]["candidates"] == ["standardized_nnls", "recursive"]
+    assert "spline" not in fit
+
+
 def test_a_linear_block_expands_and_its_kind_has_an_alias():
     fit = estimator(fpm_regression={"fit": {"kind": "linear", "linear": {}}})["fpm_regression"]["fit"]
     assert fit["kind"] == "standardized_nnls"

@@ -263,6 +263,50 @@ REFUSED = [
         (fit(kind="spline", spline={"knots_per_axis": n}), f"{REGRESSION}.fit.spline.knots_per_axis", [])
         for n in (1, 4)
     ),
+    (fit(recursive={}), f"{REGRESSION}.fit.recursive", ["recursive"]),
+    (fit(automatic={}), f"{REGRESSION}.fit.automatic", ["automatic"]),
+    (fit(kind="recursive", automatic={}), f"{REGRESSION}.fit.automatic", ["automatic"]),
+    (fit(kind="recursive", linear={}), f"{REGRESSION}.fit.linear", ["standardized_nnls"]),
+    (fit(kind="recursive", rebuild_interval=4), f"{REGRESSION}.fit.rebuild_interval", ["recursive"]),
+    *(
+        (fit(kind="recursive", recursive={name: value}), f"{REGRESSION}.fit.recursive.{name}", [])
+        for name, value in (
+            *(("forgetting", 0), ("forgetting", 1), ("outlier_bound", 0), ("outlier_bound", 1)),
+            *(("level_gain", -0.1), ("level_gain", 1.1)),
+        )
+    ),
+    (
+        estimator(fpm_regression={"fit": {"kind": "recursive"}, "sampling": {"max_observations": 65}}),
+        f"{REGRESSION}.sampling",
+        ["recursive"],
+    ),
+    *(
+        (fit(kind="automatic", automatic={name: value}), f"{REGRESSION}.fit.automatic.{name}", [])
+        for name, value in (
+            *(("candidates", ["spline"]), ("candidates", ["spline", "spline"]), ("candidates", ["linear", "linear"])),
+            *(("error_forgetting", 0), ("error_forgetting", 1), ("margin", -0.1), ("margin", 1), ("warmup", 0)),
+        )
+    ),
+    (
+        fit(kind="automatic", automatic={"candidates": ["linear", "recursive"]}, spline={}),
+        f"{REGRESSION}.fit.spline",
+        ["candidate"],
+    ),
+    (
+        fit(kind="automatic", linear={"feature_axes": ["n"]}),
+        f"{REGRESSION}.fit.linear.feature_axes",
+        ["attention", "moe"],
+    ),
+    (
+        estimator(fpm_regression={"fit": {"kind": "automatic"}, "sampling": {"axes": ["moe", "attention"]}}),
+        f"{REGRESSION}.sampling.axes",
+        ["automatic"],
+    ),
+    (
+        estimator(fpm_regression={"fit": {"kind": "automatic"}, "sampling": {"max_observations": 31}}),
+        f"{REGRESSION}.sampling.max_observations",
+        ["32"],
+    ),
     (search(window=0), f"{SEARCH}.window", []),
     (search(trigger=0), f"{SEARCH}.trigger", []),
     (search(trigger=17), f"{SEARCH}.trigger", []),

@@ -251,6 +251,15 @@ def test_beyond_the_range_nothing_answers_without_a_roofline(query, sol):
     assert table_of(SQUARE).query(query, sol) is None
 
 
+@pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
+def test_what_a_roofline_raises_comes_out(raised):
+    def roofline(*_):
+        raise raised("of the roofline")
+
+    with pytest.raises(raised, match="of the roofline"):
+        table_of(SQUARE).query((5, 5), roofline)
+
+
 @pytest.mark.parametrize("num_axes", [1, 2, 3])
 def test_a_table_without_rows_has_no_answer(num_axes):
     empty = GridTable((np.array([], np.int64),) * num_axes, np.array([]), None, -1)

@@ -95,11 +95,6 @@ def test_feature_weights_are_checked_when_a_regression_is_built(weight):
         build(**fields)
 
 
-def test_a_fit_kind_without_implementation_is_named():
-    with pytest.raises(errors.MissingCapabilityError, match="fit.kind 'spline'"):
-        build(estimator_config={"fpm_regression": {"fit": {"kind": "spline"}}})
-
-
 def test_dataclass_and_mapping_build_the_same_model():
     config = ForwardPassPerfModelConfig("m", "s", "vllm", "aggregated", estimation_mode="fpm_regression")
     assert ForwardPassPerfModel.best_available(config).diagnostics() == build().diagnostics()

@@ -1,4 +1,4 @@
-"""Numbers of the public peer and of the specification for the linear regression."""
+"""Numbers of the public peer for every regression, and of the specification for the linear one."""
 
 import math
 
@@ -8,7 +8,16 @@ from fpmsdk import ForwardPassPerfModel, FpmBatch, sample
 from fpmsdk.metrics import decode_frame
 from tests.vectors import load_vectors
 
-LINEAR_CASES = ["linear_default", "linear_1024", "linear_3_axes", "linear_signed", "error_threshold"]
+CASES = [
+    "linear_default",
+    "linear_1024",
+    "linear_3_axes",
+    "linear_signed",
+    "error_threshold",
+    "spline_adaptive",
+    "spline_1024",
+    "spline_periodic",
+]
 IDENTITY = {"model": "m", "system": "s", "backend": "vllm", "estimation_mode": "fpm_regression"}
 
 
@@ -22,7 +31,7 @@ def decode(requests, kv_tokens, wall_ms=0.0, **lists):
     return {"wall_time": wall_ms / 1000.0, "scheduled_requests": scheduled}
 
 
-@pytest.mark.parametrize("name", LINEAR_CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_every_prediction_on_real_frames_equals_the_peer_bit_for_bit(name):
     case = load_vectors("regression_peer")["cases"][name]
     model = ForwardPassPerfModel.best_available(case["config"])
@@ -39,8 +48,9 @@ def test_every_prediction_on_real_frames_equals_the_peer_bit_for_bit(name):
     }
 
 
-def test_one_batch_learns_exactly_what_single_calls_learn():
-    case = load_vectors("regression_peer")["cases"]["linear_1024"]
+@pytest.mark.parametrize("name", ["linear_1024", "spline_adaptive"])
+def test_one_batch_learns_exactly_what_single_calls_learn(name):
+    case = load_vectors("regression_peer")["cases"][name]
     frames = sample.eval_frames()[:1500]
     singly, at_once = (ForwardPassPerfModel.best_available(case["config"]) for _ in range(2))
     for frame in frames:
@@ -48,6 +58,7 @@ def test_one_batch_learns_exactly_what_single_calls_learn():
     at_once.tune_with_fpms(FpmBatch.from_frames(frames))
     batch = FpmBatch.from_frames(sample.eval_frames()[1500:3000])
     assert singly.estimate_many(batch).tobytes() == at_once.estimate_many(batch).tobytes()
+    assert singly.regression_store_diagnostics() == at_once.regression_store_diagnostics()
 
 
 def test_statistics_follow_additions_and_removals():

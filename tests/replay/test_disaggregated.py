@@ -164,3 +164,114 @@ def test_a_prompt_that_no_decode_worker_can_take_fails_and_the_others_go_on(requ
     assert (
         failed["rejection_reason"] == "its prompt needs more than the 5 usable KV blocks of 4 tokens of a decode worker"
     )
+
+
+SHARED, ALONE = [1, 2, 3, 4], [5]
+TOO_LONG = [7] * 40
+ROOMY = {"block_size": 4, "num_gpu_blocks": 4000, "max_num_batched_tokens": 256, "max_model_len": 33}
+FAST = {"kv_transfer_bandwidth": 100.0, "kv_transfer_bytes_per_token": 100_000}
+
+
+@pytest.mark.parametrize(
+    ("requests", "prefill", "decode", "options", "expected"),
+    [
+        # Recorded from the peer: (arrival, first admission, held, reserved, released, end) of each request.
+        pytest.param(
+            [(SHARED, 0), (SHARED, 0), (ALONE, 0)],
+            {"max_num_seqs": 1},
+            {},
+            {},
+            [
+                (0.0, 0.0, 10.0, 10.0, 10.0, 10.0),
+                (0.0, 10.0, 10.0, 10.0, 20.0, 10.0),
+                (0.0, 10.0, 20.0, 20.0, 20.0, 20.0),
+            ],
+            id="the next prompt does not wait for what a cached one has brought",
+        ),
+        pytest.param(
+            [(SHARED, 0), (TOO_LONG, 0), (SHARED, 0), (ALONE, 0)],
+            {"max_num_seqs": 1},
+            {},
+            {},
+            [
+                (0.0, 0.0, 10.0, 10.0, 10.0, 10.0),
+                (0.0, None, None, None, None, 10.0),
+                (0.0, 10.0, 10.0, 10.0, 20.0, 10.0),
+                (0.0, 10.0, 20.0, 20.0, 20.0, 20.0),
+            ],
+            id="nor after a rejection",
+        ),
+        pytest.param(
+            [(SHARED, 1), (ALONE, 1), ([6], 1), (SHARED, 0)],
+            {"max_num_seqs": 1},
+            {},
+            {},
+            [
+                (0.0, 0.0, 10.0, 10.0, 10.0, 11.0),
+                (0.0, 10.0, 20.0, 20.0, 20.0, 21.0),
+                (0.0, 20.0, 30.0, 30.0, 30.0, 31.0),
+                (0.0, 30.0, 30.0, 31.0, 31.0, 31.0),
+            ],
+            id="where none waits, a cached prompt is there after the decode worker has started",
+        ),
+        pytest.param(
+            [(SHARED, 1), (TOO_LONG, 0), ([8] * 40, 0), (ALONE, 0), ([6], 0)],
+            {},
+            {},
+            {"concurrency": 2},
+            [
+                (0.0, 0.0, 10.0, 10.0, 10.0, 11.0),
+                (0.0, None, None, None, None, 10.0),
+                (10.0, None, None, None, None, 10.0),
+                (10.0, 10.0, 20.0, 20.0, 20.0, 20.0),
+                (11.0, 20.0, 30.0, 30.0, 30.0, 30.0),
+            ],
+            id="the place of a rejected prompt is taken after passes have started",
+        ),
+        pytest.param(
+            [(ALONE, 0), ([6], 0), ([7, 8], 0), ([9], 0), ([10], 0)],
+            FAST,
+            {"max_num_seqs": 1},
+            {"concurrency": 3},
+            [
+                (0.0, 0.0, 10.0, 10.0, 10.001, 10.001),
+                (0.0, 0.0, 10.0, 10.0, 10.001, 10.001),
+                (0.0, 0.0, 10.0, 10.0, 20.000999999999998, 10.002),
+                (10.001, 10.001, 20.000999999999998, 20.000999999999998, 20.002, 20.002),
+                (10.001, 10.001, 20.000999999999998, 20.000999999999998, 20.002, 20.002),
+            ],
+            id="requests without output end together",
+        ),
+        pytest.param(
+            [([20 + k for k in range(13)], 0), ([40 + k for k in range(9)], 1), ([60 + k for k in range(5)], 0)],
+            {},
+            {"max_num_seqs": 1},
+            {"num_prefill_workers": 3},
+            [
+                (0.0, 0.0, 10.0, 10.0, 10.0, 10.0),
+                (0.0, 0.0, 10.0, 10.0, 10.0, 11.0),
+                (0.0, 0.0, 10.0, 10.0, 10.0, 11.0),
+            ],
+            id="a decode pass without duration lets the next prompt in",
+        ),
+    ],
+)
+def test_passes_without_duration_follow_one_another_as_at_the_peer(requests, prefill, decode, options, expected):
+    ids, outputs = zip(*requests, strict=True)
+    report = replay_trace(
+        Trace.from_arrays([0.0] * len(ids), [len(row) for row in ids], outputs, hash_ids=ids, block_tokens=1),
+        launch={"engine": ROOMY | {"worker_type": "decode", "timing_model": FIXED} | decode},
+        prefill_launch={"engine": ROOMY | {"worker_type": "prefill", "timing_model": FIXED} | prefill},
+        scheduler_rules="simulator",
+        mixed_pass_pricing="separate",
+        **options,
+    )
+    columns = (
+        "arrival_ms",
+        "first_admit_ms",
+        "source_held_ms",
+        "destination_reserved_ms",
+        "source_released_ms",
+        "end_ms",
+    )
+    assert [tuple(row[name] for name in columns) for row in report.requests.to_pylist()] == expected

@@ -1,14 +1,12 @@
 """A stream of requests gives what the trace in memory gives, to the bit, with indices that are used again and again."""
 
-import itertools
 import random
-import signal
 
 import pyarrow.parquet as pq
 import pytest
 
 from fpmsdk import Trace, replay_trace
-from fpmsdk.errors import ConfigError, EmptyResultError, ReplayInterrupted, RequestNeverFitsError, TraceError
+from fpmsdk.errors import ConfigError, EmptyResultError, RequestNeverFitsError, TraceError
 from fpmsdk.replay import run_stream
 from fpmsdk.replay.run_stream import replay_stream
 from fpmsdk.replay.trace_stream import TraceStream
@@ -178,24 +176,3 @@ def test_a_failed_replay_leaves_no_file_of_rows(tmp_path):
     with pytest.raises(RequestNeverFitsError):
         replay_stream(outgrows, launch=engine(), scheduler_rules="simulator", requests_path=tmp_path / "rows.parquet")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_ctrl_c_reports_what_was_simulated(monkeypatch):
-    monkeypatch.setattr(run_stream, "_ENDED_AT_ONCE", 500)
-    stream = TraceStream.synthetic(20_000_000, 8, 3, arrival_interval_ms=20.0)
-    supplied, calls = run_stream._Supply.next_requests, itertools.count()
-
-    def press_and_supply(supply):
-        if next(calls) == 5:
-            signal.raise_signal(signal.SIGINT)
-        return supplied(supply)
-
-    monkeypatch.setattr(run_stream._Supply, "next_requests", press_and_supply)
-    with pytest.raises(ReplayInterrupted) as stop:
-        replay_stream(stream, launch=engine(num_gpu_blocks=100, enable_prefix_caching=False))
-    summary = stop.value.report.summary
-    assert stop.value.report.partial
-    # Every request takes as long, and each is counted once.
-    assert summary["max_e2e_latency_ms"] == summary["min_e2e_latency_ms"] == 12.0
-    assert summary["num_requests"] - 1 <= summary["completed_requests"] <= summary["num_requests"]
-    assert summary["duration_ms"] == (summary["completed_requests"] - 1) * 20.0 + 12.0

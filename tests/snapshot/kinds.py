@@ -29,6 +29,7 @@ THRESHOLD = {
     "trigger": 4,
     "cooldown": 6,
 }
+PERIODIC = {"kind": "periodic", "step": 10}
 SELECTED = ["attention", "moe", "n", "logN", "n2"]
 
 
@@ -61,6 +62,14 @@ def prepare(folder):
         "regression selected five": regression(
             "decode", linear={"feature_axes": SELECTED}, sampling={"axes": ["n"], "bins_per_axis": [7]}
         ),
+        "regression spline": regression(kind="spline", sampling={"bins_per_axis": [4, 4], "max_observations": 48}),
+        "regression spline decode": regression("decode", kind="spline", rebuild_interval=20),
+        "regression spline periodic": regression(kind="spline", spline={"knots_per_axis": 3, "search": PERIODIC}),
+    }
+    configs |= {
+        "regression recursive": regression(kind="recursive"),
+        "regression recursive decode": regression("decode", kind="recursive", recursive={"forgetting": 0.9}),
+        "regression automatic": regression(kind="automatic"),
     }
     op_level = op_level_config(folder)
     forward = forward_config(folder)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fpmsdk import errors
-from fpmsdk._ext.snapshot_codec import LayoutCodec
+from fpmsdk._ext.snapshot_codec import LayoutCodec, SlotRows
 from fpmsdk.perfmodel.state_registry import STATES
 from fpmsdk.snapshot.layout import StateField, StateLayout
 from fpmsdk.snapshot.state import STATE_LAYOUT_VERSION, StatePart, StateRegistry
@@ -16,7 +16,10 @@ GOLDEN = sorted((Path(__file__).parents[1] / "vectors" / "snapshots").glob("*.bi
 
 # One digest per layout version. A change of codes or declarations needs a new version, a new line here and new golden
 # files (`python -m tests.snapshot.golden`).
-DIGESTS = {1: "584c0d2d636c9b65ca2503f89c2b1e99ad0bdf0083a94d7222cba4d1619ed955"}
+DIGESTS = {
+    1: "584c0d2d636c9b65ca2503f89c2b1e99ad0bdf0083a94d7222cba4d1619ed955",
+    2: "fb92f77c1ba7be991e6f4a45125821218cb6ef044ff6e2b8abf6a2a2371784cf",
+}
 
 
 def test_the_state_does_not_change_within_a_version():
@@ -73,6 +76,46 @@ FORMS = {
         ("cell_factor", "d", "cells"),
         ("global_factor", "d", 1),
     ),
+    4: (
+        "spline_store",
+        *SAMPLER,
+        ("mean", "d", "axes", 1),
+        ("scatter", "d", "axes", 1, "square"),
+        ("features", "d", "rows", "axes"),
+        ("target_ms", "d", "rows"),
+        ("sequence", "q", "rows"),
+        ("clock", "q", 13),
+        ("errors", "B", "errors"),
+        ("fit_intercept_ms", "d", 1),
+        ("fit_slope_ms", "d", "axes"),
+        ("fit_mean", "d", "axes"),
+        ("fit_scale", "d", "axes"),
+        ("fit_flags", "q", 2),
+        ("guard_min", "d", 2),
+        ("guard_max", "d", 2),
+        ("scale", "d", 2),
+        ("knot_count", "q", 2),
+        ("knots", "d", 6),
+        ("basis_mean", "d", 9),
+        ("basis_mean_rest", "d", 9),
+        ("basis_scatter", "d", 81),
+        ("basis_scatter_rest", "d", 81),
+        ("spline_exists", "q", 1),
+        ("spline_intercept_ms", "d", 1),
+        ("spline_slope_ms", "d", 8),
+        ("spline_sse", "d", 1),
+    ),
+    5: (
+        "recursive_store",
+        ("coefficient_ms", "d", 5),
+        ("level", "d", 1),
+        ("long_run_level", "d", 1),
+        ("mean_error", "d", 1),
+        ("information", "d", 25),
+        ("moment_ms", "d", 5),
+        ("clock", "q", 2),
+    ),
+    6: ("automatic_choice", ("mean_error", "d", "candidates"), ("answers", "q", "candidates"), ("selected", "q", 1)),
 }
 
 
@@ -125,7 +168,7 @@ def test_what_was_read_is_written_again_byte_for_byte(path):
 def test_there_is_a_golden_file_for_every_layout():
     seen = {part.layout.name for path in GOLDEN for part in STATES.decode(path.read_bytes())}
     assert seen == {layout.name for layout in STATES.layouts.values()}
-    assert len(GOLDEN) == 9
+    assert len(GOLDEN) == 12
 
 
 # --- bounded reading ---
@@ -169,7 +212,7 @@ def test_every_truncation_is_an_error():
 
 
 def test_trailing_bytes_are_an_error():
-    content = TINY.encode(tiny_state())
+    content = bytes(TINY.encode(tiny_state()))
     with pytest.raises(errors.StateSnapshotError, match=f"byte {len(content)}: expected the end, found 1 more bytes"):
         TINY.decode(content + b"\0")
 
@@ -215,6 +258,14 @@ def test_an_empty_state_is_eight_zero_bytes():
     assert TINY.decode(bytes(8)) == []
 
 
+def test_every_part_is_told_as_soon_as_its_bytes_are_there():
+    told = []
+    parts = tiny_state(1) * 3
+    content = TINY.encode(parts, lambda piece: told.append(bytes(piece)))
+    assert b"".join(told) == content == TINY.encode(parts)
+    assert [len(piece) for piece in told] == [8, *[71] * 3]
+
+
 def test_a_dimension_has_to_be_shown_before_it_is_needed():
     layout = StateLayout("late", 1, (StateField("a", "f8", (2, "rows"), ""),))
     with pytest.raises(ValueError, match="late.a: no earlier field shows the dimension rows"):
@@ -226,3 +277,124 @@ def test_arrays_that_do_not_fit_their_declaration_are_not_written():
     part.arrays["x"] = part.arrays["x"].astype("f4")
     with pytest.raises(errors.StateLayoutError, match="field x: expected float64"):
         TINY.encode([part])
+
+
+# --- rows that are copied only when they are encoded ---
+
+ROWS = StateLayout(
+    "rows",
+    1,
+    (
+        StateField("axes", "f8", ("axes",), ""),
+        StateField("x", "f8", ("rows", "axes"), "", minimum=0.0, maximum=1e6),
+        StateField("y", "f8", ("rows",), "", finite=False),
+        StateField("key", "i8", ("rows",), ""),
+    ),
+)
+STATE_OF_ROWS = StateRegistry(("only",), {1: ROWS})
+
+
+def stored_rows(slots, num_rows=5000):
+    rows = np.arange(num_rows, dtype=float)
+    slots = np.array(slots, np.int32)
+    return [
+        StatePart(
+            "only",
+            ROWS,
+            {
+                "axes": np.array([8.0, 9.0]),
+                "x": SlotRows(np.stack([rows, rows + 0.5], axis=1), slots),
+                "y": SlotRows(-rows, slots),
+                "key": SlotRows(rows.astype("i8") * 3, slots),
+            },
+        )
+    ]
+
+
+def test_rows_are_written_in_the_order_of_their_slots():
+    assert STATE_OF_ROWS.encode(stored_rows([2, 0, 4])) == (
+        struct.pack("<QBBQdd", 1, 0, 1, 2, 8.0, 9.0)
+        + struct.pack("<Qdddddd", 3, 2.0, 2.5, 0.0, 0.5, 4.0, 4.5)
+        + struct.pack("<Qddd", 3, -2.0, -0.0, -4.0)
+        + struct.pack("<Qqqq", 3, 6, 0, 12)
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 1024, 1025, 4999])
+def test_any_number_of_rows_is_written(count):
+    slots = np.random.default_rng(count).permutation(5000)[:count]
+    (part,) = STATE_OF_ROWS.decode(STATE_OF_ROWS.encode(stored_rows(slots)))
+    assert part.arrays["x"].tolist() == [[slot, slot + 0.5] for slot in slots]
+    assert part.arrays["y"].tolist() == [-slot for slot in slots]
+    assert part.arrays["key"].tolist() == [3 * slot for slot in slots]
+
+
+@pytest.mark.parametrize("slot", [-1, 5000])
+def test_a_slot_outside_of_its_array_is_not_read(slot):
+    with pytest.raises(errors.StateSnapshotError, match=f"slots from 0 to 4999, found {slot}"):
+        STATE_OF_ROWS.encode(stored_rows([*range(600), slot]))
+
+
+@pytest.mark.parametrize(("value", "message"), [(-1.0, "at least 0.0, found -1.0"), (np.nan, "finite numbers")])
+def test_a_row_out_of_its_declared_bounds_is_not_written(value, message):
+    parts = stored_rows(range(3000))
+    parts[0].arrays["x"].array[2999, 1] = value
+    with pytest.raises(errors.StateLayoutError, match=f"field x: expected {message}"):
+        STATE_OF_ROWS.encode(parts)
+    # A slot that nothing names may hold anything.
+    STATE_OF_ROWS.encode(stored_rows(range(2999)))
+
+
+@pytest.mark.parametrize("slots", [np.zeros(2, "i8"), np.zeros(4, "i4")[::2], np.zeros((1, 2), "i4")])
+def test_slots_are_one_run_of_32_bits(slots):
+    with pytest.raises(TypeError, match="int32 slots"):
+        SlotRows(np.zeros(3), slots)
+
+
+# --- values beside their bounds ---
+
+
+def bounded(values, **declared):
+    layout = StateLayout("bounded", 1, (StateField("x", "f8", ("rows",), "", **declared),))
+    registry = StateRegistry(("only",), {1: layout})
+    content = struct.pack("<QBBQ", 1, 0, 1, len(values)) + struct.pack(f"<{len(values)}d", *values)
+    (part,) = registry.decode(content)
+    assert registry.encode([part]) == content
+
+
+INF, NAN = float("inf"), float("nan")
+TINY_POSITIVE, LARGEST = 5e-324, 1.7976931348623157e308
+
+
+@pytest.mark.parametrize("place", [0, 1, 1023, 1024, 2499])
+@pytest.mark.parametrize(
+    ("value", "declared", "accepted"),
+    [
+        (0.0, {"minimum": 0.0}, True),
+        (-0.0, {"minimum": 0.0}, True),
+        (0.0, {"maximum": 0.0, "minimum": -9.0}, True),
+        (TINY_POSITIVE, {"minimum": 0.0}, True),
+        (-TINY_POSITIVE, {"minimum": 0.0}, False),
+        (LARGEST, {"minimum": 0.0}, True),
+        (-LARGEST, {}, True),
+        (INF, {}, False),
+        (-INF, {}, False),
+        (NAN, {}, False),
+        (-NAN, {}, False),
+        (INF, {"minimum": 0.0}, False),
+        (INF, {"finite": False}, True),
+        (-INF, {"finite": False}, True),
+        (NAN, {"finite": False}, True),
+        (-INF, {"finite": False, "minimum": 0.0}, False),
+        (1.0000000000000002, {"minimum": 0.0, "maximum": 1.0}, False),
+        (0.9999999999999999, {"minimum": 1.0, "maximum": 2.0}, False),
+    ],
+)
+def test_a_number_is_judged_exactly_wherever_it_stands(value, declared, accepted, place):
+    values = [declared.get("minimum", 0.0)] * 2500
+    values[place] = value
+    if accepted:
+        bounded(values, **declared)
+        return
+    with pytest.raises(errors.StateSnapshotError, match=f"byte {18 + 8 * place}: .* found {value}"):
+        bounded(values, **declared)

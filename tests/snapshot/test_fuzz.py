@@ -10,6 +10,8 @@ KINDS = (
     "regression linear",
     "regression linear threshold",
     "regression selected",
+    "regression spline",
+    "regression spline periodic",
     "op_level fixed",
     "op_level bounded",
     "fpm_interpolation dynamic_local",

@@ -5,7 +5,7 @@ import pytest
 
 from fpmsdk import ForwardPassPerfModel, FpmBatch, errors, sample
 from fpmsdk.perfmodel.correction import DYNAMIC_STORE, FIXED_STORE
-from fpmsdk.perfmodel.regression import LINEAR_STORE
+from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
 from fpmsdk.snapshot import StateField, StateLayout
 
 # One digest per layout version. A change of the declaration needs a new version and a new line here.
@@ -15,11 +15,18 @@ DIGESTS = {
     ("dynamic_local_correction", 1): "887daf2c3e1c916a71418f4c652b806ae2d64f4732f79e8b5b26fd3ddb9ab633",
     ("linear_store", 2): "c7263ad9efef4e8543f891d0fdc264a56be219af40b853c298d107903007e2f9",
     ("fixed_correction", 2): "db058648d5fea612e4bdf6dfa3281ac7104a158946722a805dc7abb8a2fe698f",
+    ("spline_store", 1): "74b64ef1c7da4a70463cb16ce803add630e757c8b289d4719ba0b06b2d33d034",
     ("dynamic_local_correction", 2): "a9a9d3f9f8923027b123bf3b7aff925601129eed7502ca8860e0038edece621d",
+    ("recursive_store", 1): "4ebb6e1e072b51a7126c095b3aeb634653001b106f4cc7b82e88429264ea1f57",
+    ("automatic_choice", 1): "bbfb225c4847fa449261714c3947a7a38ac5a35e85126dc9c950bbc713f70ca9",
 }
 
 
-@pytest.mark.parametrize("layout", [LINEAR_STORE, FIXED_STORE, DYNAMIC_STORE], ids=lambda layout: layout.name)
+@pytest.mark.parametrize(
+    "layout",
+    [LINEAR_STORE, SPLINE_STORE, RECURSIVE_STORE, CHOICE, FIXED_STORE, DYNAMIC_STORE],
+    ids=lambda layout: layout.name,
+)
 def test_a_declaration_does_not_change_within_a_version(layout):
     assert layout.digest() == DIGESTS[layout.name, layout.version]
 

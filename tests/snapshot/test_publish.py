@@ -1,16 +1,21 @@
 """A snapshot is there whole or not at all, whatever ends the writer. Source: snapshot.md section 5."""
 
+import contextlib
 import errno
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from fpmsdk import ForwardPassPerfModel, FpmBatch, errors, inspect_state_snapshot, sample
 from fpmsdk.snapshot import publish as module
+from fpmsdk.snapshot.digest import BackgroundDigest
+from fpmsdk.snapshot.manifest import RecordedFile
 from fpmsdk.snapshot.publish import STAGING_PREFIX, publish
 from tests.snapshot.processes import run_module
 
@@ -81,6 +86,59 @@ def test_a_failing_call_leaves_nothing_behind(model, tmp_path, monkeypatch, func
         assert caught.value.errno == fault
         assert str(tmp_path / "saved") in str(caught.value)
         assert os.listdir(tmp_path) == []
+
+
+def test_every_file_and_directory_is_made_durable_before_it_is_published(tmp_path, monkeypatch):
+    durable, rename = set(), os.rename
+    monkeypatch.setattr(module.os, "fsync", lambda descriptor: durable.add(os.fstat(descriptor).st_ino))
+
+    def renamed(source, destination):
+        found = {entry.stat().st_ino for entry in [tmp_path.joinpath(source), *tmp_path.joinpath(source).rglob("*")]}
+        assert len(found) == 43
+        assert found == durable
+        rename(source, destination)
+
+    monkeypatch.setattr(module.os, "rename", renamed)
+
+    def write(staging):
+        for number in range(40):  # more than are kept open
+            staging.write(f"inner/folder/{number}" if number % 2 else str(number), b"content")
+
+    publish(str(tmp_path / "saved"), write)
+    assert tmp_path.stat().st_ino in durable
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) + 1, (1 << 22) - 1, 1 << 22, (5 << 20) + 3])
+def test_a_file_of_any_size_is_written_whole_and_digested(tmp_path, size):
+    content = np.random.default_rng(size).bytes(size)
+    recorded = []
+    publish(str(tmp_path / "saved"), lambda staging: recorded.append(staging.write("file", memoryview(content))))
+    assert (tmp_path / "saved" / "file").read_bytes() == content
+    assert recorded == [RecordedFile("file", size, hashlib.sha256(content).hexdigest())]
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [5, 7], [1 << 20], [3, 1 << 20, 0, 4, (2 << 20) + 1, 9]])
+def test_a_digest_is_that_of_all_pieces_in_their_order(sizes):
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+    digest = BackgroundDigest()
+    for piece in pieces:
+        digest.update(memoryview(piece))
+    assert digest.hexdigest() == hashlib.sha256(b"".join(pieces)).hexdigest()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_file_stays_open(tmp_path, fails):
+    def write(staging):
+        staging.write("a", b"1")
+        staging.write("b", b"2")
+        if fails:
+            raise KeyboardInterrupt
+
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(KeyboardInterrupt) if fails else contextlib.nullcontext():
+        publish(str(tmp_path / "saved"), write)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_the_parent_is_made_durable_as_far_as_it_can(model, tmp_path, monkeypatch):

@@ -31,6 +31,9 @@ def snapshots(tmp_path_factory):
         "regression": regression(),
         "threshold": regression(linear={"update_policy": THRESHOLD}),
         "untuned": regression(),
+        "spline": configs["regression spline"],
+        "spline periodic": configs["regression spline periodic"],
+        "spline untuned": configs["regression spline"],
         "fixed": configs["op_level fixed"],
         "dynamic": configs["op_level dynamic_local"],
         "hybrid": configs["op_level hybrid"],
@@ -40,7 +43,7 @@ def snapshots(tmp_path_factory):
     saved = {}
     for name, config in wanted.items():
         model = ForwardPassPerfModel.best_available(config)
-        if name != "untuned":
+        if "untuned" not in name:
             model.tune_with_fpms([[rank] for rank in iterations(config, "train", 333)])
         saved[name] = (folder / name, model.save_state_snapshot(folder / name))
     return saved
@@ -190,11 +193,11 @@ def test_a_manifest_beyond_the_limit_is_not_read(copy_of, pinned):
     ("change", "message"),
     [
         ({"schema_version": 2, "surprise": 1}, "newer version 2 of schema_version, this release reads 1"),
-        ({"state_layout_version": 9}, "newer version 9 of state_layout_version, this release reads 1"),
+        ({"state_layout_version": 9}, "newer version 9 of state_layout_version, this release reads 2"),
         ({"schema_version": 0}, "older version 0 of schema_version"),
         ({"schema_version": True}, "schema_version: expected 1, found boolean true"),
         ({"schema_version": "1"}, "schema_version: expected 1, found string '1'"),
-        ({"state_layout_version": None}, "state_layout_version: expected 1, found null"),
+        ({"state_layout_version": None}, "state_layout_version: expected 2, found null"),
         ({"surprise": 1}, "surprise"),
         ({"kind": 1}, "kind"),
         ({"files": []}, "files: expected state.bin"),
@@ -412,7 +415,23 @@ def shrunk_bounds(arrays):
     linear["axis_max"][0] = np.median(linear["coordinates"][:, 0])
 
 
+def repeated_sequence(arrays):
+    arrays[SPLINE]["sequence"][0] = arrays[SPLINE]["sequence"][1]
+
+
+def another_mean(arrays):
+    # That of the target follows those of the terms in use.
+    spline = arrays[SPLINE]
+    spline["basis_mean"][spline["knot_count"].sum() + 2] *= 1.5
+
+
+def swapped_knots(arrays):
+    knots = arrays[SPLINE]["knots"]
+    knots[0, :2] = knots[0, 1::-1].copy()
+
+
 LINEAR = "pure_decode (linear_store)"
+SPLINE = "pure_decode (spline_store)"
 FIXED = "decode (fixed_correction)"
 DYNAMIC = "decode (dynamic_local_correction)"
 NOT_A_NUMBER = float("nan")
@@ -469,6 +488,69 @@ WRONG = {
     "scale": ("regression", field(LINEAR, "fit_scale", 0, 0.0), "field fit_scale\\[0\\]: expected above 0|field fit"),
     "infinite slope": ("regression", field(LINEAR, "fit_slope_ms", 0, np.inf), "expected a finite number, found inf"),
     "negative feature": ("regression", field(LINEAR, "features", (0, 0), -1.0), "expected a finite number from 0"),
+    # the spline
+    "searches before the first": (
+        "spline untuned",
+        field(SPLINE, "clock", 7, 1),
+        "\\(searches\\): expected above 0 from",
+    ),
+    "no search after the first": ("spline", field(SPLINE, "clock", 7, 0), "\\(searches\\): expected above 0 from 32"),
+    "searches too many": ("spline", field(SPLINE, "clock", 7, 99), "observations apart|rebuilds"),
+    "last search to come": ("spline", field(SPLINE, "clock", 8, 10**6), "\\(last_search\\): expected 32 to"),
+    "last search of a step": (
+        "spline periodic",
+        field(SPLINE, "clock", 8, 33),
+        "\\(searches, last_search\\)|\\(basis_",
+    ),
+    "searches of a step": ("spline periodic", field(SPLINE, "clock", 7, 2), "\\(searches, last_search\\): expected"),
+    "basis count": ("spline", field(SPLINE, "clock", 3, 9), "\\(basis_count\\): expected 48, found 9"),
+    "basis mutations": ("spline", field(SPLINE, "clock", 4, 10**6), "\\(basis_mutations\\): expected at most two"),
+    "basis damaged": ("spline", field(SPLINE, "clock", 5, 1), "\\(basis_damaged\\): expected 0, found 1"),
+    "rebuilds": ("spline", field(SPLINE, "clock", 9, 10**6), "\\(rebuilds\\): expected at most one"),
+    "fallbacks": ("spline", field(SPLINE, "clock", 10, 10**5), "\\(batch_fallbacks\\): expected at most"),
+    "verdicts without a window": (
+        "spline periodic",
+        field(SPLINE, "clock", 11, 1),
+        "field errors: expected 1 verdicts",
+    ),
+    "bad verdicts of a search": (
+        "spline",
+        field(SPLINE, "clock", 12, 16),
+        "\\(num_bad_errors\\)|no search that is due",
+    ),
+    "sequence twice": ("spline", repeated_sequence, "field sequence: expected each number once"),
+    "sequence of no row yet": ("spline", field(SPLINE, "sequence", 0, 10**6), "field sequence: expected below"),
+    "guard": ("spline", field(SPLINE, "guard_max", 0, 1e9), "field guard_min\\[0\\], guard_max\\[0\\]: expected"),
+    "guard without rows": (
+        "spline untuned",
+        field(SPLINE, "guard_min", 0, 1.0),
+        "guard_max\\[0\\]: expected \\(inf, -inf",
+    ),
+    "scale below one": ("spline", field(SPLINE, "scale", 0, 0.5), "field scale\\[0\\]: expected"),
+    "scale before a search": ("spline untuned", field(SPLINE, "scale", 0, 1.0), "field scale: expected zeros"),
+    "knots too many": ("spline", field(SPLINE, "knot_count", 0, 3), "field knot_count\\[0\\]: expected at most 2"),
+    "knots out of order": ("spline", swapped_knots, "field knots\\[0\\]: expected ascending"),
+    "knots that are not counted": ("spline", field(SPLINE, "knots", (0, 2), 0.9), "field knots: expected zeros where"),
+    "basis mean": ("spline", another_mean, "recomputed|a rebuild"),
+    "basis scatter": ("spline", field(SPLINE, "basis_scatter", (0, 0), 0.25), "recomputed|a rebuild"),
+    "basis scatter below": (
+        "spline",
+        field(SPLINE, "basis_scatter", (1, 0), 0.25),
+        "field basis_scatter: expected zeros",
+    ),
+    "spline slope": ("spline", field(SPLINE, "spline_slope_ms", 0, 1e9), "field spline: expected .*, recomputed"),
+    "spline intercept": (
+        "spline",
+        field(SPLINE, "spline_intercept_ms", 0, 1e9),
+        "field spline: expected .*, recomputed",
+    ),
+    "no spline": ("spline", field(SPLINE, "spline_exists", 0, 0), "expected zeros where|field spline"),
+    "spline before a search": (
+        "spline untuned",
+        field(SPLINE, "spline_exists", 0, 1),
+        "field spline_exists: expected zeros",
+    ),
+    "linear fit of a spline": ("spline", field(SPLINE, "fit_slope_ms", 0, 1e9), "field fit: expected .*, recomputed"),
     # corrections
     "fixed range": ("fixed", field(FIXED, "axis_max", 0, 7.0), "field axis_max: expected \\[6.0, 6000.0\\], the fixed"),
     "fixed ratio": ("fixed", field(FIXED, "ratio", 0, 0.0), "field ratio\\[0\\]: expected a ratio in"),

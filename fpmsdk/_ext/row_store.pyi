@@ -1,0 +1,3 @@
+from fpmsdk._ext.regression import RegressionStore
+
+class RowStore(RegressionStore): ...
