@@ -31,8 +31,8 @@ def test_the_links_of_a_page_lead_to_files(page):
 GUIDES = [
     "README.md",
     "tune.md",
-    "learned.md",
     "estimators.md",
+    "learned.md",
     "op-level.md",
     "replay.md",
     "snapshots.md",

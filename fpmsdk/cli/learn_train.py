@@ -1,4 +1,4 @@
-"""`fpmsdk learn train`: train forests on recorded telemetry."""
+"""`fpmsdk learn train`: forests trained on recorded telemetry."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fpmsdk.metrics import FpmBatch
 
 
-def train(
+def train_forests(
     streams: Annotated[
         list[Path], typer.Argument(help="Telemetry in time order: .bin or .jsonl, possibly with .gz, or .parquet.")
     ],
@@ -62,16 +62,16 @@ def train(
 ) -> None:
     """Train a forest per workload kind; report its errors on later iterations beside those of two simple predictors."""
     from fpmsdk.files import whole_file
-    from fpmsdk.learned import trainer
     from fpmsdk.learned.boosting import BoostingOptions
     from fpmsdk.learned.streams import read_stream
+    from fpmsdk.learned.trainer import feature_names, train, training_checkpoint
     from fpmsdk.learned.training_checkpoint import write_training_checkpoint
     from fpmsdk.metrics import FpmBatch
 
     role, identity = _deployment(config, worker_type)
     if checkpoint is not None:
         _check_checkpoint(checkpoint, identity)
-    names = trainer.feature_names(features, role)
+    names = feature_names(features, role)
     batch = FpmBatch.concatenate([read_stream(path, grouping) for path in streams])
     if validation:
         later = FpmBatch.concatenate([read_stream(path, grouping) for path in validation])
@@ -81,11 +81,11 @@ def train(
         target, max_iter, learning_rate, max_leaf_nodes, min_samples_leaf=min_samples_leaf, seed=seed
     )
     with progress("training") as advance:
-        trained = trainer.train(
+        trained = train(
             batch, later, role, names, options, identity=identity, min_store_rows=min_store_rows, advance=advance
         )
     if checkpoint is not None:
-        write_training_checkpoint(checkpoint, trainer.training_checkpoint(trained))
+        write_training_checkpoint(checkpoint, training_checkpoint(trained))
     content = trained.artifact.to_json_bytes()
     with whole_file(output) as file:
         file.write(content)
