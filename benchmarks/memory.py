@@ -3,8 +3,8 @@
     python benchmarks/memory.py [--write-evidence]
 
 `make memory` runs it. Requests are made on the way, with and without prefixes that they share, or come from files: in
-and out of order, with names and sessions; of a file also the statistics. Exits 1 when the longer run needs over 20 %
-more.
+and out of order, with names and sessions; of a file also the statistics and the check. Exits 1 when the longer run
+needs over 20 % more.
 """
 
 import json
@@ -32,7 +32,7 @@ KINDS = {
     "file, sessions": True,
     "own file": True,
 }
-STATISTICS = "statistics of a file"
+STATISTICS, CHECK = "statistics of a file", "check of a file"
 
 
 def write_trace(path: Path, kind: str, count: int) -> None:
@@ -87,6 +87,27 @@ def statistics(path: str) -> dict[str, Any]:
     }
 
 
+def check(path: str) -> dict[str, Any]:
+    """The check of a file without names in this process; what it needed."""
+    from fpmsdk.replay.check import check_trace
+
+    started = time.perf_counter()
+    outcome = check_trace(path)
+    return {
+        "peak_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "seconds": round(time.perf_counter() - started, 2),
+        "completed_requests": outcome.num_requests,
+        "ok": outcome.ok,
+    }
+
+
+def one(kind: str, count: str, path: str) -> dict[str, Any]:
+    """One run in this process."""
+    if kind == STATISTICS:
+        return statistics(path)
+    return check(path) if kind == CHECK else replay(kind, int(count), path)
+
+
 def in_own_process(*arguments: str) -> dict[str, Any]:
     """What this script says with `--one`."""
     done = subprocess.run([sys.executable, __file__, "--one", *arguments], capture_output=True, text=True, check=True)
@@ -122,7 +143,7 @@ def main() -> int:
     from harness import EVIDENCE, machine
 
     with tempfile.TemporaryDirectory() as folder:
-        results = [measured(kind, Path(folder)) for kind in (*KINDS, STATISTICS)]
+        results = [measured(kind, Path(folder)) for kind in (*KINDS, STATISTICS, CHECK)]
     failures = [f"{item['kind']}: {item['ratio']:.2f} times the memory" for item in results if item["ratio"] > MOST]
     if "--write-evidence" in sys.argv:
         document = {"machine": machine(), "largest_ratio": MOST, "results": results, "failures": failures}
@@ -134,7 +155,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if "--one" in sys.argv:
-        one = sys.argv[sys.argv.index("--one") + 1 :]
-        print(json.dumps(statistics(one[2]) if one[0] == STATISTICS else replay(one[0], int(one[1]), one[2])))
+        print(json.dumps(one(*sys.argv[sys.argv.index("--one") + 1 :])))
     else:
         sys.exit(main())

@@ -1,14 +1,16 @@
 """What is wrong or strange with a trace file, all of it, with lines; and what an engine would say to its requests.
 
-Reads a file row by row as `Trace.read` does, but goes on after a fault. Keeps the arrival and the line of each session.
+Reads a file row by row as `Trace.read` does, but goes on after a fault. Arrivals go to disk; in memory are the names
+that the file gives to requests and sessions, and requests of the same time.
 Source: engine-and-replay.md sections 2.5 and 5.2.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from array import array
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +25,7 @@ from fpmsdk.replay.formats.reader import Reader, ReadOptions
 from fpmsdk.replay.pools import refusals
 from fpmsdk.replay.rejections import rejection_reasons
 from fpmsdk.replay.rows import Clock, LeftOut, Row
+from fpmsdk.replay.sorting import FirstSeen
 
 _EXAMPLES = 5
 # Fewer rows show no pattern.
@@ -124,12 +127,12 @@ def check_trace(
     if launch is not None and not isinstance(launch, EngineLaunchConfig):
         config = EngineLaunchConfig.from_mapping(launch)
     reader = open_trace(path, format, options)
-    survey = _Survey(reader)
-    for number, (line, record) in enumerate(reader.records(), 1):
-        survey.take(line, record)
-        if number % _ROWS_PER_STEP == 0:
-            advance(_ROWS_PER_STEP)
-    survey.conclude()
+    with closing(_Survey(reader)) as survey:
+        for number, (line, record) in enumerate(reader.records(), 1):
+            survey.take(line, record)
+            if number % _ROWS_PER_STEP == 0:
+                advance(_ROWS_PER_STEP)
+        survey.conclude()
     findings = survey.findings
     if isinstance(config, EngineLaunchConfig) and survey.num_requests and survey.is_sound():
         findings += _outcomes(path, reader, options or ReadOptions(), config, scheduler_rules)
@@ -151,8 +154,7 @@ class _Survey:
         self._reader = reader
         self._timeline = reader.timeline()
         self.num_requests = self.num_sessions = 0
-        self._at: array[Any] = array("q" if reader.clock is Clock.NANOSECONDS else "d")
-        self._lines = array("q")
+        self._arrivals = _Arrivals(reader.clock)
         self._moment: set[int] = set()  # the rows of the last time
         self._least_block, self._most_block = 1, math.inf
         self._row_faults: dict[str, Finding] = {}
@@ -199,16 +201,16 @@ class _Survey:
             return
         self.num_sessions += 1
         at = row.at or 0
-        if self._at and at < self._at[-1]:
+        before = self._arrivals.last_at
+        if before is not None and at < before:
             self._order.add(row.line)
-        if not self._at or at != self._at[-1]:
+        if at != before:
             self._moment.clear()
         likeness = hash((row.prompt_tokens, row.output_tokens, tuple(row.hash_ids)))
         if likeness in self._moment:
             self._duplicates.add(row.line)
         self._moment.add(likeness)
-        self._at.append(at)
-        self._lines.append(row.line)
+        self._arrivals.add(at, row.line)
 
     def _observe_blocks(self, row: Row) -> None:
         count = len(row.hash_ids)
@@ -233,49 +235,95 @@ class _Survey:
             if not self._surplus.count and math.isfinite(self._most_block):
                 for fault in self._row_faults.values():
                     fault.text += f"; {fits}" if "capacity" in fault.text else ""
-        if self._at:
-            self._check_times()
+        if self.num_sessions:
+            self._others += self._arrivals.findings(str(self._reader.path))
 
-    def _check_times(self) -> None:
-        clock = self._reader.clock
-        at = np.frombuffer(self._at, np.int64 if clock is Clock.NANOSECONDS else np.float64)
-        first, last = int(at.argmin()), int(at.argmax())
+    def close(self) -> None:
+        """Give the disk back."""
+        self._arrivals.close()
+
+
+class _Arrivals:
+    """When sessions arrive, and on which line; whether the times are in one unit, and where nothing arrives."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        value_type = np.int64 if clock is Clock.NANOSECONDS else np.float64
+        self._seen = FirstSeen(value_type=value_type)
+        self._fresh: list[tuple[float, int]] = []
+        self._count = 0
+        self._first: tuple[float, int] | None = None
+        self._last: tuple[float, int] | None = None
+        self.last_at: float | None = None
+        text = f"times jump by a factor of more than {_JUMP:g} from one row to the next; are two units mixed?"
+        self._jumps = Finding("warning", "units", text)
+
+    def add(self, at: float, line: int) -> None:
+        """One more arrival, in the order of the file."""
+        if self._count >= _ENOUGH_ROWS and at and self.last_at:
+            ratio = abs(float(at) / float(self.last_at))
+            if ratio > _JUMP or ratio < 1 / _JUMP:
+                self._jumps.add(line)
+        if self._first is None or at < self._first[0]:
+            self._first = at, line
+        if self._last is None or at > self._last[0]:
+            self._last = at, line
+        self.last_at = at
+        self._count += 1
+        self._fresh.append((at, line))
+        if len(self._fresh) == _ROWS_PER_STEP:
+            self._put_away()
+
+    def _put_away(self) -> None:
+        at, lines = zip(*self._fresh, strict=True)
+        self._seen.add(np.array(at, self._seen.dtype["value"]), np.array(lines))
+        self._fresh.clear()
+
+    def findings(self, path: str) -> list[Finding]:
+        """What is found; there is at least one arrival."""
+        assert self._first is not None and self._last is not None
+        (first, first_line), (last, last_line) = self._first, self._last
+        span_ms = self._clock.to_ms(last - first)
         try:
-            # As Python numbers, whose differences do not wrap around.
-            span = clock.to_ms(at[last].item() - at[first].item())
-            check_span(str(self._reader.path), span, self._lines[first], self._lines[last])
+            check_span(path, span_ms, first_line, last_line)
         except TraceError as fault:
-            self._others.append(Finding("fault", "units", str(fault), 1, [self._lines[first], self._lines[last]]))
-            return
-        order = np.argsort(at, kind="stable")
-        times_ms = clock.all_to_ms(at[order] - at[first])
-        span_ms = float(times_ms[-1])
-        if len(at) < _ENOUGH_ROWS or span_ms == 0:
-            return
-        self._check_units(at, span_ms)
-        gaps = np.diff(times_ms)
-        longest = max(_HOLE_MS, _HOLE_GAPS * span_ms / (len(at) - 1))
-        found = np.flatnonzero(gaps > longest)
-        if found.size:
-            widest = found[np.argsort(-gaps[found], kind="stable")][:_EXAMPLES]
-            text = f"gaps of more than {longest / 1e3:.0f} s without an arrival, the widest of {gaps.max() / 1e3:.0f} s"
-            lines = [self._lines[int(order[gap + 1])] for gap in widest]
-            self._others.append(Finding("warning", "hole", f"{text}; lines are those after them", len(found), lines))
+            return [Finding("fault", "units", str(fault), 1, [first_line, last_line])]
+        if self._count < _ENOUGH_ROWS or span_ms == 0:
+            return []
+        found = []
+        rate = (self._count - 1) / span_ms * 1e3
+        if self._clock is Clock.MILLISECONDS and rate > _USUAL_RATE_RPS:
+            text = f"in ms these are {rate:,.0f} requests/s; are the times seconds?"
+            found.append(Finding("warning", "units", text, 1))
+        return [*found, self._jumps, self._holes(first, span_ms)]
 
-    def _check_units(self, at: Any, span_ms: float) -> None:
-        rate = (len(at) - 1) / span_ms * 1e3
-        if self._reader.clock is Clock.MILLISECONDS and rate > _USUAL_RATE_RPS:
-            self._others.append(
-                Finding("warning", "units", f"in ms these are {rate:,.0f} requests/s; are the times seconds?", 1)
+    def _holes(self, first: float, span_ms: float) -> Finding:
+        longest = max(_HOLE_MS, _HOLE_GAPS * span_ms / (self._count - 1))
+        if self._fresh:
+            self._put_away()
+        hole = Finding("warning", "hole", "")
+        widest: list[tuple[float, float, int]] = []
+        before_ms = 0.0
+        for block in self._seen.blocks():
+            times_ms = self._clock.all_to_ms(block["value"] - first)
+            gaps = np.diff(times_ms, prepend=before_ms)
+            before_ms = float(times_ms[-1])
+            wide = np.flatnonzero(gaps > longest)
+            hole.count += len(wide)
+            # The widest first, of equally wide ones the earliest.
+            some = zip((-gaps[wide]).tolist(), times_ms[wide].tolist(), block["count"][wide].tolist(), strict=True)
+            widest = heapq.nsmallest(_EXAMPLES, [*widest, *some])
+        if widest:
+            text = (
+                f"gaps of more than {longest / 1e3:.0f} s without an arrival, the widest of {-widest[0][0] / 1e3:.0f} s"
             )
-        positive = np.abs(at[_ENOUGH_ROWS - 1 :]) > 0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.abs(at[_ENOUGH_ROWS:] / at[_ENOUGH_ROWS - 1 : -1])
-        jumps = np.flatnonzero(positive[:-1] & positive[1:] & ((ratio > _JUMP) | (ratio < 1 / _JUMP)))
-        if jumps.size:
-            lines = [self._lines[int(jump) + _ENOUGH_ROWS] for jump in jumps[:_EXAMPLES]]
-            text = f"times jump by a factor of more than {_JUMP:g} from one row to the next; are two units mixed?"
-            self._others.append(Finding("warning", "units", text, len(jumps), lines))
+            hole.text = f"{text}; lines are those after them"
+            hole.lines = [line for _, _, line in widest]
+        return hole
+
+    def close(self) -> None:
+        """Give the disk back."""
+        self._seen.close()
 
 
 def _outcomes(

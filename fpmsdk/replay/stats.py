@@ -24,6 +24,8 @@ from fpmsdk.replay.spool import Spool
 
 _BINS = 120
 _MOST_POINTS = 2000
+# Several multisets are open at once.
+_VALUES_PER_RUN = 1 << 14
 
 
 def trace_stats(
@@ -83,8 +85,8 @@ class _Survey:
 
     def __init__(self) -> None:
         names = ("prompt_tokens", "output_tokens", "interarrival_ms", "turns_per_session")
-        self.spills = {name: Spill() for name in names}
-        self._blocks = Spill(value_type=np.int64)
+        self.spills = {name: Spill(_VALUES_PER_RUN) for name in names}
+        self._blocks = Spill(_VALUES_PER_RUN, np.int64)
         self.first_ms: float | None = None
         self.last_ms = 0.0
         self.num_requests = self.num_sessions = 0

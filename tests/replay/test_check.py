@@ -1,12 +1,15 @@
 """`check_trace`: every fault with its lines, what is strange, and what an engine would reject."""
 
 import json
+import tracemalloc
+from functools import partial
 
 import pytest
 
 from fpmsdk.errors import LaunchConfigError, TraceError
 from fpmsdk.replay.check import check_trace
 from fpmsdk.replay.formats.reader import ReadOptions
+from fpmsdk.replay.sorting import FirstSeen
 from fpmsdk.replay.trace import Trace
 
 ROW = {"timestamp": 0, "input_length": 8, "output_length": 3, "hash_ids": [1, 2]}
@@ -19,6 +22,7 @@ def check(tmp_path):
         path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
         return check_trace(path, options=ReadOptions(block_tokens=block_tokens), **options)
 
+    check_rows.path = tmp_path / "trace.jsonl"
     return check_rows
 
 
@@ -96,6 +100,36 @@ def test_a_gap_much_longer_than_all_others_is_a_hole(check):
     outcome = check(at(*times, *(time + 1_000_000 for time in times)))
     assert found(outcome, "hole") == [("warning", 1, [31])]
     assert "the widest of 971 s" in text_of(outcome, "hole")
+
+
+def test_of_many_gaps_the_widest_are_shown_wherever_they_lie(check, monkeypatch):
+    monkeypatch.setattr("fpmsdk.replay.check._ROWS_PER_STEP", 3)
+    monkeypatch.setattr("fpmsdk.replay.check.FirstSeen", partial(FirstSeen, 4))
+    times, at_ms = [], 0
+    for number in range(400):
+        at_ms += 1_000_000 + number if number % 50 == 49 else 10
+        times.append(at_ms)
+    outcome = check(at(*reversed(times)))
+    # From the last row up, each after a gap one wider than that of the 50 rows before it.
+    assert found(outcome, "hole") == [("warning", 8, [1, 51, 101, 151, 201])]
+
+
+def test_memory_does_not_grow_with_a_trace_without_names(check, monkeypatch):
+    monkeypatch.setattr("fpmsdk.replay.check.FirstSeen", partial(FirstSeen, 1000))
+    monkeypatch.setattr("fpmsdk.replay.sorting._VALUES_IN_MERGE", 2048)
+    monkeypatch.setattr("fpmsdk.replay.sorting._LEAST_READ", 16)
+    peaks = []
+    for count in (2000, 16000):
+        rows = [json.dumps(ROW | {"timestamp": number}) for number in range(count)]
+        (path := check.path).write_text("\n".join(rows))
+        del rows
+        tracemalloc.start()
+        try:
+            assert check_trace(path, options=ReadOptions(block_tokens=4)).num_requests == count
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_another_origin_of_the_clock_is_no_finding(check):

@@ -3,7 +3,6 @@
 import json
 import random
 import tracemalloc
-from functools import partial
 
 import pytest
 
@@ -111,7 +110,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(sorting, "_VALUES_IN_MERGE", 2048)
     monkeypatch.setattr(sorting, "_LEAST_READ", 16)
     monkeypatch.setattr(fold, "_VALUES_AT_ONCE", 256)
-    monkeypatch.setattr(stats, "Spill", partial(sorting.Spill, 1000))
+    monkeypatch.setattr(stats, "_VALUES_PER_RUN", 1000)
     peaks = []
     for count in (2000, 16000):
         write_chats(tmp_path / "t.jsonl", count)
