@@ -7,7 +7,9 @@ from fpmsdk._ext.features import WORKLOAD_KINDS
 from fpmsdk._ext.native import NATIVE_KINDS
 from fpmsdk.perfmodel.correction import DYNAMIC_STORE, FIXED_STORE
 from fpmsdk.perfmodel.online_state import CALIBRATION_STORES, CAUSAL_SELECTOR, SELECTOR_STORE
-from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
+from fpmsdk.perfmodel.recursive_layouts import CHOICE, RECURSIVE_STORE
+from fpmsdk.perfmodel.regression_layouts import LINEAR_STORE
+from fpmsdk.perfmodel.spline_layout import SPLINE_STORE
 from fpmsdk.snapshot.state import StateRegistry
 
 STATES = StateRegistry(
