@@ -1,17 +1,19 @@
-"""Recorded telemetry as training iterations: frame files, recorder files and Parquet tables, and how ranks are grouped.
+"""Recorded telemetry as training iterations, and whether worker and counter identify each of them.
 
 Source: regression-and-learned.md section 3.3.
 """
 
-from collections.abc import Iterator
-from os import PathLike
+from collections.abc import Iterable
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fpmsdk.errors import ConfigError, FrameDecodeError, MetricsError
-from fpmsdk.metrics import FpmBatch, FpmStream, read_frames
+from fpmsdk.metrics import FpmBatch, FpmStream
+from fpmsdk.metrics.portions import read_portions
+from fpmsdk.metrics.streams import iterate_frames
 
 GROUPINGS = ("none", "counter")
 
@@ -28,8 +30,8 @@ def read_stream(path: str | PathLike[str], grouping: str = "none") -> FpmBatch:
 
     Raises
     ------
-    ConfigError: another ending, an unknown grouping, or one that a table cannot have.
-    MetricsError, FrameDecodeError: the file is damaged, or a message cannot be grouped; names file and message.
+    ConfigError: an unknown grouping, or one that a table cannot have.
+    MetricsError: another ending, the file is damaged or empty, or a message cannot be grouped; names file and message.
     OSError: it cannot be read.
 
     Example
@@ -43,64 +45,38 @@ def read_stream(path: str | PathLike[str], grouping: str = "none") -> FpmBatch:
     """
     if grouping not in GROUPINGS:
         raise ConfigError(f"grouping: expected one of {', '.join(GROUPINGS)}, found {grouping!r}", "grouping")
-    name = Path(path).name
-    ending = Path(name.removesuffix(".gz")).suffix
-    if ending == ".parquet" and not name.endswith(".gz"):
-        if grouping != "none":
-            raise ConfigError(
-                f"grouping: {path}: a table groups its rows by the column iteration; use grouping none", "grouping"
-            )
-        return _read_table(path)
-    if ending == ".bin":
-        frames = read_frames(path)
-    elif ending == ".jsonl":
-        frames = list(FpmStream(path).frames())
-    else:
+    if grouping == "counter":
+        _check_counters(fspath(path))
+    return FpmBatch.concatenate(list(read_portions(path)))
+
+
+def _check_counters(place: str) -> None:
+    ending = Path(place.removesuffix(".gz")).suffix
+    if ending == ".parquet":
         raise ConfigError(
-            f"{path}: expected a frame file (.bin), a recorder file (.jsonl), either possibly with .gz, or a table "
-            "(.parquet)"
+            f"grouping: {place}: a table groups its rows by the column iteration; use grouping none", "grouping"
         )
-    try:
-        return FpmBatch.from_frames(frames if grouping == "none" else _by_counter(frames))
-    except MetricsError as fault:
-        raise type(fault)(f"{path}: {fault}") from None
-
-
-def _read_table(path: str | PathLike[str]) -> FpmBatch:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return FpmBatch.from_arrow(pq.read_table(path))
-    except pa.ArrowException as fault:
-        raise FrameDecodeError(f"{path}: not a Parquet table: {fault}") from None
-    except MetricsError as fault:
-        raise type(fault)(f"{path}: {fault}") from None
-
-
-def _by_counter(frames: list[bytes]) -> Iterator[bytes]:
-    seen: dict[Any, int] = {}
+    frames: Iterable[bytes] = FpmStream(place).frames() if ending == ".jsonl" else iterate_frames(place)
+    ranks: dict[Any, int] = {}
     for position, frame in enumerate(frames):
         try:
             message: Any = msgspec.msgpack.decode(frame)
         except msgspec.DecodeError as fault:
-            raise FrameDecodeError(f"frame {position}: {fault}") from None
-        worker, counter = (message.get(name) if isinstance(message, dict) else None for name in _KEY)
-        for field, value, kind in zip(_KEY, (worker, counter), (str, int), strict=True):
-            if type(value) is not kind or value == "":
-                raise MetricsError(
-                    f"frame {position}: {field}: grouping by counter needs one in every message, found {value!r}"
-                )
-        rank = message.get("dp_rank", 0)
-        if (worker, counter) in seen:
-            other = seen[worker, counter]
-            raise MetricsError(
-                f"frame {position}: worker_id {worker!r} and counter_id {counter} come twice, "
-                + (f"from dp_rank {rank}" if rank == other else f"from dp_rank {other} and {rank}, which count apart")
-                + "; train with grouping none"
-            )
-        seen[worker, counter] = rank
-        yield frame
+            raise FrameDecodeError(f"{place}: frame {position}: {fault}") from None
+        if reason := _counter_fault(message if isinstance(message, dict) else {}, ranks):
+            raise MetricsError(f"{place}: frame {position}: {reason}; train with grouping none")
 
 
-_KEY = ("worker_id", "counter_id")
+def _counter_fault(message: dict[str, Any], ranks: dict[Any, int]) -> str | None:
+    # What keeps a message from being the only one of its worker and counter; `ranks` holds those before it.
+    for field, kind in (("worker_id", str), ("counter_id", int)):
+        value = message.get(field)
+        if type(value) is not kind or value == "":
+            return f"{field}: grouping by counter needs one in every message, found {value!r}"
+    worker, counter, rank = message["worker_id"], message["counter_id"], message.get("dp_rank", 0)
+    other = ranks.get((worker, counter))
+    if other is None:
+        ranks[worker, counter] = rank
+        return None
+    whose = f"from dp_rank {rank}" if rank == other else f"from dp_rank {other} and {rank}, which count apart"
+    return f"worker_id {worker!r} and counter_id {counter} come twice, {whose}"

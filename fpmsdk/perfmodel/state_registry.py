@@ -14,7 +14,9 @@ from fpmsdk.perfmodel.online_state import (
     ONLINE_STORE,
     SELECTOR_STORE,
 )
-from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
+from fpmsdk.perfmodel.recursive_layouts import CHOICE, RECURSIVE_STORE
+from fpmsdk.perfmodel.regression_layouts import LINEAR_STORE
+from fpmsdk.perfmodel.spline_layout import SPLINE_STORE
 from fpmsdk.snapshot.state import StateRegistry
 
 STATES = StateRegistry(
