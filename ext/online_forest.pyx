@@ -98,6 +98,7 @@ cdef class OnlineForest:
         self.first_mutable = 0 if tail is None else max(0, self.num_trees - tail)
         self.buffers = []
         self.columns = <const uint8_t*>self.hold(np.ascontiguousarray(columns, np.uint8))
+        self.row_codes = <const uint8_t*>self.hold(np.ascontiguousarray(np.asarray(columns, np.uint8).T))
         self.group_rows = <const double*>self.hold(np.ascontiguousarray(group_rows, np.float64))
         self.group_sum = <const double*>self.hold(np.ascontiguousarray(group_sum, np.float64))
         self.tree_start = <const int64_t*>self.hold(np.ascontiguousarray(tree_start, np.int64))
@@ -506,19 +507,18 @@ cdef class OnlineForest:
 
     cdef void fill_cells(self, const int32_t* order, int64_t first, int64_t count, Cell* cells) noexcept nogil:
         # The histogram of a range of groups.
-        cdef int column
+        cdef int column, columns = self.search.num_columns
         cdef int64_t i
         cdef const uint8_t* codes
-        cdef Cell* into
+        cdef const int64_t* start = self.search.cell_start
         cdef Cell* cell
         cdef const Cell* derivative
         memset(cells, 0, self.search.num_cells * sizeof(Cell))
-        for column in range(self.search.num_columns):
-            codes = self.columns + column * self.num_groups
-            into = cells + self.search.cell_start[column]
-            for i in range(first, first + count):
-                derivative = &self.derivatives[order[i]]
-                cell = &into[codes[order[i]]]
+        for i in range(first, first + count):
+            derivative = &self.derivatives[order[i]]
+            codes = self.row_codes + <int64_t>order[i] * columns
+            for column in range(columns):
+                cell = &cells[start[column] + codes[column]]
                 cell.gradient += derivative.gradient
                 cell.rows += derivative.rows
 

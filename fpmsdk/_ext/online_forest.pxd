@@ -43,6 +43,7 @@ cdef class OnlineForest:
     cdef uint64_t seed, store
     # Rows of the past, grouped by equal codes.
     cdef const uint8_t* columns      # [column, group]
+    cdef const uint8_t* row_codes    # the same, [group, column]
     cdef const double* group_rows
     cdef const double* group_sum
     # Trees: nodes of tree t are the slots from tree_start[t]; order[t] lists groups leaf by leaf.

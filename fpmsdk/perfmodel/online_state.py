@@ -151,7 +151,8 @@ def _check_trees(saved: "Arrays") -> None:
     _require(slots.sum() < 1 << 31, "tree_slots", "less than 2^31 in all", slots.sum())
     leaf = saved["left"] < 0
     for name in ("value", "refreshed_value", "recent_gradient"):
-        _require((saved[name][~leaf] == 0.0).all(), name, "0.0 at inner nodes", "others")
+        # Not -0.0 either: inner nodes are written as 0.0, and equal state has to give equal bytes.
+        _require(not saved[name][~leaf].view(np.int64).any(), name, "0.0 at inner nodes", "others")
     for name in ("feature", "bin", "missing_left"):
         _require((saved[name][leaf] == 0).all(), name, "0 at leaves", "others")
     bins = saved["num_bins"]
