@@ -128,7 +128,9 @@ def _check_bins(saved: "Arrays", num_features: int) -> None:
     _require((np.diff(thresholds)[inside] > 0).all(), "thresholds", "strictly increasing per feature", "others")
     columns, column_of = saved["columns"], saved["column_of"]
     _require(len(saved["group_rows"]) > 0, "group_rows", "at least one group", 0)
-    _require(saved["group_rows"].sum() < 1 << 53, "group_rows", "fewer rows", "too many")
+    # Added by Python, which does not wrap.
+    total = sum(saved["group_rows"].tolist())
+    _require(total < 1 << 53, "group_rows", "fewer than 2^53 rows", total)
     expected = np.arange(len(columns))
     _require(np.array_equal(np.unique(column_of), expected), "column_of", f"all of {len(columns)} columns", column_of)
     for feature, column in enumerate(column_of):
@@ -148,7 +150,10 @@ def _check_trees(saved: "Arrays") -> None:
     slots, counts, nodes = saved["tree_slots"], saved["tree_nodes"], len(saved["left"])
     _require((counts <= slots).all(), "tree_nodes", "at most tree_slots", counts)
     _require(counts.sum() == nodes, "tree_nodes", f"{nodes} in all", counts.sum())
-    _require(slots.sum() < 1 << 31, "tree_slots", "less than 2^31 in all", slots.sum())
+    # Every leaf of a seed holds a group, so that no more memory is asked for than the groups need themselves.
+    most = 2 * len(saved["group_rows"]) - 1
+    _require((slots <= most).all(), "tree_slots", f"at most {most}", slots.max(initial=0))
+    _require(sum(slots.tolist()) < 1 << 31, "tree_slots", "less than 2^31 in all", sum(slots.tolist()))
     leaf = saved["left"] < 0
     for name in ("value", "refreshed_value", "recent_gradient"):
         # Not -0.0 either: inner nodes are written as 0.0, and equal state has to give equal bytes.
@@ -158,6 +163,8 @@ def _check_trees(saved: "Arrays") -> None:
     bins = saved["num_bins"]
     _require((saved["feature"] < len(bins)).all(), "feature", f"below {len(bins)}", saved["feature"].max())
     _require((saved["bin"] < bins[saved["feature"]]).all(), "bin", "a bin of its feature", "another")
+    generation = int(saved["generation"].max(initial=0))
+    _require(generation <= _MOST_OBSERVATIONS, "generation", f"at most {_MOST_OBSERVATIONS}", generation)
     start = 0
     for tree, (count, most) in enumerate(zip(counts.tolist(), slots.tolist(), strict=True)):
         left, right = (saved[name][start : start + count].tolist() for name in ("left", "right"))

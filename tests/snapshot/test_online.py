@@ -137,6 +137,8 @@ EDITS = {
     "a threshold too many": (set_to("pure_decode", "threshold_start", 1, 0), "threshold_start"),
     "a column that is not there": (set_to("pure_decode", "column_of", 0, 9), "column_of"),
     "a code beyond the bins": (set_to("pure_decode", "columns", 3, 250), "columns: expected codes up to"),
+    "more rows than can be counted": (set_to("pure_decode", "group_rows", 0, 2**63 - 1), "group_rows: expected fewer"),
+    "more nodes than groups need": (set_to("pure_decode", "tree_slots", 0, 2**40), "tree_slots: expected at most"),
     "no learning rate": (set_to("pure_decode", "rates", 1, 0.0), "rates: expected a learning rate above 0"),
     "a child before its parent": (set_to("pure_decode", "left", 1, 0), "nodes in preorder"),
     "a tree without its end": (set_to("pure_decode", "tree_nodes", 0, 3), "tree_nodes"),
