@@ -18,7 +18,7 @@ from fpmsdk.learned.identity import learned_identity
 from fpmsdk.learned.runtime_checkpoint import is_runtime_manifest, runtime_files
 from fpmsdk.learned.training_checkpoint import Read
 from fpmsdk.perfmodel.correction import DYNAMIC_STORE, FIXED_STORE, build_corrections
-from fpmsdk.perfmodel.kind import DecodeFrame, Kind, StageSources, Status
+from fpmsdk.perfmodel.kind import Kind, StageSources, Status
 from fpmsdk.perfmodel.learned_online import ONLINE_FOLDER, OnlineReports, stage_checkpoint
 from fpmsdk.perfmodel.online_learner import Learned, load_learner, pinned_manifest, runtime_checkpoint
 from fpmsdk.perfmodel.online_state import CALIBRATION_STORES, CAUSAL_SELECTOR, SELECTOR_STORE, calibration_name
@@ -79,16 +79,6 @@ class CausalKind(Kind):
         tables = self.serving.calibrations().values()
         retained = sum(table.retained for table in tables) + self._reports.retained()
         return "learned_causal_selector", True, retained, sum(table.ready_cells for table in tables)
-
-    def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate alone; which expert gave it is told by the selector's diagnostics."""
-        return {
-            "latency_ms": self.serving.estimate_iteration(metrics, decode_frame),
-            "native_latency_ms": None,
-            "correction_factor": None,
-            "max_rank": None,
-            "ranks": [],
-        }
 
     def store_diagnostics(self) -> list[dict[str, Any]]:
         """Workload kind, readiness and rows that the learning expert retains, of each store."""

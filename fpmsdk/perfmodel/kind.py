@@ -61,9 +61,15 @@ class Kind(ABC):
     def status(self) -> Status:
         """Counters for `diagnostics()`."""
 
-    @abstractmethod
     def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate with its parts."""
+        """The estimate with its parts; alone, of an estimator that has none."""
+        return {
+            "latency_ms": self.serving.estimate_iteration(metrics, decode_frame),
+            "native_latency_ms": None,
+            "correction_factor": None,
+            "max_rank": None,
+            "ranks": [],
+        }
 
     def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """The estimate with the measurements behind it and the error to expect."""

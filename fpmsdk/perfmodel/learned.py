@@ -18,7 +18,7 @@ from fpmsdk.learned.artifact import STORES_OF, Artifact, read_artifact, read_sou
 from fpmsdk.learned.identity import require_identity
 from fpmsdk.learned.training_checkpoint import Read
 from fpmsdk.perfmodel.corrected import CorrectedKind, correction_stores
-from fpmsdk.perfmodel.kind import DecodeFrame, Kind, StageSources, Status, Verified
+from fpmsdk.perfmodel.kind import Kind, StageSources, Status, Verified
 from fpmsdk.perfmodel.online_learner import require_worker_type
 from fpmsdk.snapshot.identity import is_from_learned
 
@@ -58,16 +58,6 @@ class FrozenKind(CorrectedKind):
         """Counters for `diagnostics()`; forests answer from the start."""
         ready, retained, cells = self.correction_counters()
         return "learned_with_correction" if ready else "learned", True, retained, cells
-
-    def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate alone; a forest has no parts."""
-        return {
-            "latency_ms": self.serving.estimate_iteration(metrics, decode_frame),
-            "native_latency_ms": None,
-            "correction_factor": None,
-            "max_rank": None,
-            "ranks": [],
-        }
 
     def store_diagnostics(self) -> list[dict[str, Any]]:
         """Workload kind and readiness of each store that the worker type can have; forests retain nothing."""

@@ -19,7 +19,7 @@ from fpmsdk.learned.identity import learned_identity
 from fpmsdk.learned.online_seed import ids_digest
 from fpmsdk.learned.runtime_checkpoint import runtime_files
 from fpmsdk.learned.training_checkpoint import MANIFEST_FILE, Read
-from fpmsdk.perfmodel.kind import DecodeFrame, Kind, StageSources, Status
+from fpmsdk.perfmodel.kind import Kind, StageSources, Status
 from fpmsdk.perfmodel.online_learner import (
     Learned,
     controls_of,
@@ -171,16 +171,6 @@ class OnlineKind(Kind):
     def status(self) -> Status:
         """Counters for `diagnostics()`; forests answer from the start."""
         return "learned_online", True, self._reports.retained(), 0
-
-    def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate alone; a forest has no parts."""
-        return {
-            "latency_ms": self.serving.estimate_iteration(metrics, decode_frame),
-            "native_latency_ms": None,
-            "correction_factor": None,
-            "max_rank": None,
-            "ranks": [],
-        }
 
     def store_diagnostics(self) -> list[dict[str, Any]]:
         """Workload kind, readiness and retained rows of each store that the worker type can have."""

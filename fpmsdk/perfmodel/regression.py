@@ -36,16 +36,6 @@ class RegressionKind(Kind):
         serving = self._regression.serving
         return "fallback_regression", serving.ready, serving.retained_observations, 0
 
-    def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate alone; a regression has no parts."""
-        return {
-            "latency_ms": self.serving.estimate_iteration(metrics, decode_frame),
-            "native_latency_ms": None,
-            "correction_factor": None,
-            "max_rank": None,
-            "ranks": [],
-        }
-
     def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """The estimate with the error to expect, of an estimator that judges its own answers."""
         if not {"recursive", "automatic"} & {self.config["estimator_config"]["fpm_regression"]["fit"]["kind"]}:
