@@ -99,10 +99,17 @@ compare-regression: $(PEERS)/regression/.ready
 	$(call install,$(PEERS)/regression)
 	$(PEERS)/regression/bin/python benchmarks/compare/regression.py $(EVIDENCE)
 
-# Everything that learns. FIRST=1000 looks at the beginning of each stream alone.
-compare-learned: $(PEERS)/regression/.ready
-	$(call install,$(PEERS)/regression)
-	$(PEERS)/regression/bin/python benchmarks/compare/learned_regression.py $(EVIDENCE) $(if $(FIRST),--first $(FIRST))
+# Training needs scikit-learn beside what serves.
+$(PEERS)/learned/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/learned
+	$(PEERS)/learned/bin/pip install --quiet --pre --no-deps --only-binary :all: $(PEER_WHEELS)
+	$(PEERS)/learned/bin/pip install --quiet msgspec numpy packaging pandas pyarrow pydantic pyyaml 'scikit-learn>=1.5'
+	touch $@
+
+# Everything that learns, part by part.
+compare-learned: $(PEERS)/learned/.ready
+	$(call install,$(PEERS)/learned)
+	$(PEERS)/learned/bin/python benchmarks/compare/learned.py $(EVIDENCE)
 
 # Every estimator on the recorded streams, each predicting before it learns, after learning from the training stream.
 estimators: $(VENV)/.ready

@@ -8,7 +8,7 @@ cimport numpy as cnp
 
 from fpmsdk._ext.regression cimport RegressionStore, StoreView
 
-from fpmsdk._ext.sampler import wrong_state
+from fpmsdk._ext.sampler import check_shapes, wrong_state
 
 cnp.import_array()
 
@@ -148,9 +148,7 @@ cdef class AutomaticStore(RegressionStore):
         ------
         StateSnapshotError: they are not what tuning leaves behind; the store is unusable then.
         """
-        for name, array in self.arrays.items():
-            if saved[name].shape != array.shape:
-                raise wrong_state(name, f"shape {array.shape}", saved[name].shape)
+        check_shapes(saved, self.arrays)
         if not saved["selected"][0] < self.num_candidates:
             raise wrong_state("selected", f"below {self.num_candidates}", saved["selected"][0])
         for error, answers in zip(saved["mean_error"], saved["answers"]):

@@ -479,6 +479,7 @@ cdef class CorrectionStore:
         self.num_axes = num_axes
         self.min_factor = 0.0 if min_factor is None else min_factor
         self.max_factor = INFINITY if max_factor is None else max_factor
+        self.live = CorrectionTable.__new__(CorrectionTable)
         self.publish()
 
     cdef int reserve(self, Py_ssize_t num_observations) except -1:
@@ -503,37 +504,49 @@ cdef class CorrectionStore:
             taken |= self.dynamic.add(coordinates, ratio)
         return taken
 
+    cdef void describe(self, CorrectionTable table) noexcept nogil:
+        # What the parts say, with cells that are those of the parts themselves.
+        cdef int i
+        table.num_axes = self.num_axes
+        if self.fixed is not None:
+            table.has_fixed = True
+            table.fixed.ready = self.fixed.sampler.total() >= self.fixed.min_observations
+            for i in range(self.num_axes):
+                table.fixed.low[i] = self.fixed.sampler.axis_min[i]
+                table.fixed.high[i] = self.fixed.sampler.axis_max[i]
+                table.fixed.bins[i] = self.fixed.sampler.bins[i]
+            table.fixed.num_cells = self.fixed.sampler.extent[1]
+            table.fixed.keys = self.fixed.sampler.bucket_key
+            table.fixed.factors = self.fixed.cell_factor
+        if self.dynamic is not None:
+            table.has_dynamic = True
+            table.global_ready = self.dynamic.extent[NUM_RECENT] >= self.dynamic.min_observations
+            table.global_factor = self.dynamic.global_factor[0]
+            table.local.ready = self.dynamic.extent[NUM_ROWS] >= self.dynamic.min_observations
+            for i in range(self.num_axes):
+                table.local.low[i] = self.dynamic.axis_min[i]
+                table.local.high[i] = self.dynamic.axis_max[i]
+                table.local.bins[i] = self.dynamic.bins[i]
+            table.local.num_cells = self.dynamic.extent[NUM_CELLS]
+            table.local.keys = self.dynamic.cell_key
+            table.local.factors = self.dynamic.cell_factor
+
+    cdef double factor_now(self, const double* coordinates) noexcept nogil:
+        # What the table that `publish` would make now answers.
+        self.describe(self.live)
+        return self.live.factor_at(coordinates)
+
     cdef int publish(self) except -1:
         cdef CorrectionTable table = CorrectionTable.__new__(CorrectionTable)
         cdef DynamicLocalStore dynamic = self.dynamic
         cdef FixedStore fixed = self.fixed
-        cdef int i
-        table.num_axes = self.num_axes
+        self.describe(table)
         table.memory = ()
         table.retained = (0 if fixed is None else fixed.retained) + (0 if dynamic is None else dynamic.retained)
         if fixed is not None:
-            table.has_fixed = True
-            table.fixed.ready = fixed.sampler.total() >= fixed.min_observations
-            for i in range(self.num_axes):
-                table.fixed.low[i] = fixed.sampler.axis_min[i]
-                table.fixed.high[i] = fixed.sampler.axis_max[i]
-                table.fixed.bins[i] = fixed.sampler.bins[i]
-            keep_cells(
-                table, &table.fixed, fixed.sampler.extent[1], fixed.arrays["bucket_key"], fixed.arrays["cell_factor"]
-            )
+            keep_cells(table, &table.fixed, fixed.arrays["bucket_key"], fixed.arrays["cell_factor"])
         if dynamic is not None:
-            table.has_dynamic = True
-            table.global_ready = dynamic.extent[NUM_RECENT] >= dynamic.min_observations
-            table.global_factor = dynamic.global_factor[0]
-            table.local.ready = dynamic.extent[NUM_ROWS] >= dynamic.min_observations
-            for i in range(self.num_axes):
-                table.local.low[i] = dynamic.axis_min[i]
-                table.local.high[i] = dynamic.axis_max[i]
-                table.local.bins[i] = dynamic.bins[i]
-            keep_cells(
-                table, &table.local, dynamic.extent[NUM_CELLS], dynamic.arrays["cell_key"],
-                dynamic.arrays["cell_factor"],
-            )
+            keep_cells(table, &table.local, dynamic.arrays["cell_key"], dynamic.arrays["cell_factor"])
         self.table = table
         return 0
 
@@ -565,11 +578,11 @@ cdef int located_from(tuple coordinates, int num_axes, double* located) except -
     return 0
 
 
-cdef int keep_cells(CorrectionTable table, Cells* cells, int64_t count, object keys, object factors) except -1:
-    keys = keys[:count].copy()
-    factors = factors[:count].copy()
+cdef int keep_cells(CorrectionTable table, Cells* cells, object keys, object factors) except -1:
+    # Copies, because tuning goes on.
+    keys = keys[: cells.num_cells].copy()
+    factors = factors[: cells.num_cells].copy()
     table.memory += (keys, factors)
-    cells.num_cells = count
     cells.keys = <const int64_t*>cnp.PyArray_DATA(keys)
     cells.factors = <const double*>cnp.PyArray_DATA(factors)
     return 0

@@ -79,6 +79,7 @@ cdef extern from *:
     int fpm_get_field(object source, object name, PyObject** value) except -1
     int fpm_unsigned_field(object source, object name, uint64_t limit, unsigned long long* out)
     int fpm_real_field(object source, object name, double* out)
+    int fpm_take_unsigned(PyObject* value, unsigned long long limit, unsigned long long* out)
 
 cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLong(object value) except? 0xFFFFFFFFFFFFFFFFULL
@@ -316,10 +317,21 @@ cdef int read_queued(object source, FpmRank* rank) except -1:
     return 0
 
 
+cdef int take_lengths(tuple lengths, str name, uint64_t* values) except -1:
+    # Integers of the usual type without a name for each; the general reader judges and names the others.
+    cdef Py_ssize_t i
+    cdef unsigned long long number = 0
+    for i in range(len(lengths)):
+        if fpm_take_unsigned(<PyObject*>lengths[i], U64_MAX, &number):
+            values[i] = number
+        else:
+            values[i] = to_unsigned(lengths[i], "scheduled_requests.", f"{name}[{i}]", U64_MAX)
+    return 0
+
+
 cdef int read_lengths(object given_extend, object given_past, FpmRank* rank, LengthLists** lists) except -1:
     cdef LengthLists* block
-    cdef Py_ssize_t i, num_extend, num_past
-    cdef str at = "scheduled_requests."
+    cdef Py_ssize_t num_extend, num_past
     cdef tuple extend = list_of_lengths(given_extend, "extend_lengths")
     cdef tuple past = list_of_lengths(given_past, "past_kv_lengths")
     num_extend = len(extend)
@@ -329,10 +341,8 @@ cdef int read_lengths(object given_extend, object given_past, FpmRank* rank, Len
         raise MemoryError
     block.next = lists[0]
     lists[0] = block
-    for i in range(num_extend):
-        block.values[i] = to_unsigned(extend[i], at, f"extend_lengths[{i}]", U64_MAX)
-    for i in range(num_past):
-        block.values[num_extend + i] = to_unsigned(past[i], at, f"past_kv_lengths[{i}]", U64_MAX)
+    take_lengths(extend, "extend_lengths", block.values)
+    take_lengths(past, "past_kv_lengths", block.values + num_extend)
     rank.extend_lengths = block.values
     rank.past_kv_lengths = block.values + num_extend
     rank.num_lengths = num_extend if num_extend == num_past else -2
@@ -413,6 +423,8 @@ cdef class Columns(IterationSource):
         self.extend_lengths = <const uint64_t*>data_of(arrays["extend_lengths"])
         self.past_kv_lengths = <const uint64_t*>data_of(arrays["past_kv_lengths"])
         self.iteration_offsets = <const int64_t*>data_of(arrays["iteration_offsets"])
+        self.var_prefill_length = <const double*>data_of(arrays["var_prefill_length"])
+        self.var_decode_kv_tokens = <const double*>data_of(arrays["var_decode_kv_tokens"])
         self.num_iterations = len(arrays["iteration_offsets"]) - 1
         for i in range(self.num_iterations):
             self.max_ranks = max(self.max_ranks, self.iteration_offsets[i + 1] - self.iteration_offsets[i])
@@ -435,6 +447,8 @@ cdef class Columns(IterationSource):
             scratch[r].num_lengths = self.num_lengths[row]
             scratch[r].extend_lengths = self.extend_lengths + self.lengths_start[row]
             scratch[r].past_kv_lengths = self.past_kv_lengths + self.lengths_start[row]
+            scratch[r].var_prefill_length = self.var_prefill_length[row]
+            scratch[r].var_decode_kv_tokens = self.var_decode_kv_tokens[row]
         return scratch
 
 

@@ -475,10 +475,8 @@ cdef class NativeEstimator(Estimator):
             self.mixed.add(coordinates, target_ms, native_ms)
         return FAULT_NONE
 
-    cdef int publish(self) except -1:
-        cdef NativeView view = NativeView.__new__(NativeView)
-        view.engine = self.engine
-        view.counts_known_tokens = self.engine.counts_known_tokens
+    cdef int publish_factors(self, NativeView view) except -1:
+        # What the correction stores say by now, into a view that nobody has seen yet.
         if self.prefill is not None:
             self.prefill.publish()
             self.decode.publish()
@@ -486,5 +484,12 @@ cdef class NativeEstimator(Estimator):
             view.prefill = self.prefill.table
             view.decode = self.decode.table
             view.mixed = self.mixed.table
+        return 0
+
+    cdef int publish(self) except -1:
+        cdef NativeView view = NativeView.__new__(NativeView)
+        view.engine = self.engine
+        view.counts_known_tokens = self.engine.counts_known_tokens
+        self.publish_factors(view)
         self.serving = view
         return 0

@@ -15,7 +15,7 @@ cimport numpy as cnp
 
 from fpmsdk._ext.regression cimport RegressionStore, StoreView
 
-from fpmsdk._ext.sampler import wrong_state
+from fpmsdk._ext.sampler import check_shapes, wrong_state
 
 cnp.import_array()
 
@@ -236,9 +236,7 @@ cdef class RecursiveStore(RegressionStore):
         ------
         StateSnapshotError: they are not what tuning leaves behind; the store is unusable then.
         """
-        for name, array in self.arrays.items():
-            if saved[name].shape != array.shape:
-                raise wrong_state(name, f"shape {array.shape}", saved[name].shape)
+        check_shapes(saved, self.arrays)
         information = saved["information"]
         if not (information == information.T).all():
             raise wrong_state("information", "a symmetric matrix", information.tolist())

@@ -67,6 +67,13 @@ def wrong_state(field, expected, found):
     return StateSnapshotError(f"field {field}: expected {expected}, found {found}")
 
 
+def check_shapes(dict saved, dict arrays):
+    """Raise `StateSnapshotError` unless saved arrays have the shapes of those of a fresh store."""
+    for name, array in arrays.items():
+        if saved[name].shape != array.shape:
+            raise wrong_state(name, f"shape {array.shape}", saved[name].shape)
+
+
 def saved_rows(dict arrays, *fields):
     """What a store saves of its rows: those of a sampler and of some more `fields`, in bucket order.
 

@@ -19,6 +19,7 @@ __all__ = [
     "FrameDecodeError",
     "InfeasibleMemoryError",
     "LaunchConfigError",
+    "LearnedModelError",
     "MetricsError",
     "MissingCapabilityError",
     "MissingSystemFlopsError",
@@ -119,6 +120,17 @@ class UnsupportedQueryError(FpmSdkError, ValueError):
 
 class MissingCapabilityError(FpmSdkError, ValueError):
     """The request is valid but this release has no implementation of it; the message names what is missing."""
+
+
+class LearnedModelError(FpmSdkError, ValueError):
+    """A learned artifact or checkpoint is damaged, foreign, of another version, or was made for another deployment.
+
+    `path` is the place of the fault in the document, or the file; empty when the fault belongs to the whole document.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class StateSnapshotError(FpmSdkError, ValueError):

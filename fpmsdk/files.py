@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -176,3 +178,55 @@ def sha256(content: bytes | memoryview) -> str:
     import hashlib
 
     return hashlib.sha256(content).hexdigest()
+
+
+def write_directory(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+    """Make a directory of some files, whole or not at all; everything is durable when the call returns.
+
+    Until then it is a hidden directory beside `path`, which only a killed process leaves behind.
+
+    Parameters
+    ----------
+    path: where nothing is yet, in an existing directory.
+    files: contents by name, written in this order.
+
+    Raises
+    ------
+    FileExistsError: something is at `path`.
+    OSError: it cannot be written; nothing is left.
+
+    Example
+    -------
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "checkpoint"
+    >>> write_directory(target, {"manifest.json": b"{}"})
+    >>> (target / "manifest.json").read_bytes()
+    b'{}'
+    """
+    target = os.path.abspath(path)
+    parent = os.path.dirname(target)
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, "only written where nothing is", target)
+    draft = os.path.join(parent, f".fpmsdk-{os.urandom(8).hex()}")
+    os.mkdir(draft)
+    try:
+        for name, content in files.items():
+            with open(os.path.join(draft, name), "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        _sync(draft)
+        # Of two writers one finds the other's directory, which is not empty.
+        os.rename(draft, target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync(parent)
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -32,6 +32,7 @@ GUIDES = [
     "README.md",
     "tune.md",
     "estimators.md",
+    "learned.md",
     "op-level.md",
     "replay.md",
     "snapshots.md",

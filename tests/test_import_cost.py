@@ -52,3 +52,13 @@ pair = str(fpmsdk.sample.forward_pair())
 open_forward_table(pair, *read_origin(pair))
 """
     assert "pyarrow.parquet" in modules_after(code)
+
+
+def test_a_plain_regression_loads_no_fit_that_it_does_not_use():
+    code = "from fpmsdk import ForwardPassPerfModel, sample; ForwardPassPerfModel.best_available(sample.MODEL)"
+    unused = {
+        f"fpmsdk._ext.{name}" for name in ("spline", "spline_store", "spline_statistics", "recursive", "automatic")
+    }
+    loaded = modules_after(code)
+    assert "fpmsdk._ext.linear_store" in loaded
+    assert not loaded & unused

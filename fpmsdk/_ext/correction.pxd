@@ -81,7 +81,10 @@ cdef class CorrectionStore:
     cdef int num_axes
     cdef double min_factor, max_factor
     cdef readonly CorrectionTable table
+    cdef CorrectionTable live            # points into the parts
 
+    cdef void describe(self, CorrectionTable table) noexcept nogil
+    cdef double factor_now(self, const double* coordinates) noexcept nogil
     cdef int reserve(self, Py_ssize_t num_observations) except -1
     cdef bint add(self, const double* coordinates, double observed_ms, double native_ms) noexcept nogil
     cdef int publish(self) except -1

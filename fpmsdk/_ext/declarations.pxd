@@ -15,7 +15,7 @@ cdef struct FpmRank:
     int64_t num_lengths               # entries of each list below; -1: not given, -2: lists that do not match
     const uint64_t* extend_lengths    # new tokens per scheduled request
     const uint64_t* past_kv_lengths   # tokens in the KV cache per scheduled request
-    # Telemetry that no prediction reads.
+    # Telemetry. Learned forests read the two variances of scheduled requests; no prediction reads the rest.
     uint32_t dp_rank
     uint64_t counter_id
     double var_prefill_length

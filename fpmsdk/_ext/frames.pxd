@@ -42,6 +42,8 @@ cdef class Columns(IterationSource):
     cdef const uint64_t* extend_lengths
     cdef const uint64_t* past_kv_lengths
     cdef const int64_t* iteration_offsets
+    cdef const double* var_prefill_length
+    cdef const double* var_decode_kv_tokens
 
 
 cdef bint is_rank(object source)

@@ -20,6 +20,11 @@ cdef enum:
     FAULT_NATIVE = 1000          # the engine cannot price a rank; it knows why
 
 
+# Workload of an iteration with the coordinates of its correction store: those of the rank with the largest sum, the last
+# one on ties.
+cdef int iteration_kind(const FpmRank* ranks, Py_ssize_t num_ranks, double* coordinates) noexcept nogil
+
+
 cdef class NativeEngine:
     # Whether `count_queries` has to be told of every estimate.
     cdef readonly bint counts_queries
@@ -97,3 +102,5 @@ cdef class NativeEstimator(Estimator):
     cdef readonly CorrectionStore decode
     cdef readonly CorrectionStore mixed
     cdef bint enabled
+
+    cdef int publish_factors(self, NativeView view) except -1

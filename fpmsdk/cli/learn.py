@@ -1,4 +1,4 @@
-"""`fpmsdk learn`: estimators that learn from telemetry, beside each other on a recorded stream."""
+"""`fpmsdk learn`: train forests; set estimators beside each other on a recorded stream."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fpmsdk.cli.console import number, progress, reports_errors, show
 from fpmsdk.cli.inputs import AttentionDpOption, WorkerTypeOption, read_object
+from fpmsdk.cli.learn_train import train_forests
 
 if TYPE_CHECKING:
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
@@ -123,5 +124,5 @@ def _lines(document: dict[str, Any]) -> list[str]:
     ]
 
 
-for command in (compare,):
-    learn.command()(reports_errors(command))
+for name, command in (("train", train_forests), ("compare", compare)):
+    learn.command(name)(reports_errors(command))

@@ -1,4 +1,4 @@
-"""Migration of flat legacy engine records and their flat tuning options to the canonical configuration.
+"""Flat legacy engine records and flat tuning options, and the canonical configuration that they stand for.
 
 Source: fpm-model.md section 2.4.
 """
@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from fpmsdk.config.estimator import ESTIMATOR_CONFIG, U32, USIZE
 from fpmsdk.config.fields import BACKEND, CONFIG, DATABASE_MODE, OPTIONAL_TEXT, OPTIONAL_U32, WORKER_TYPE
+from fpmsdk.config.learned_source import FROM_LEARNED
 from fpmsdk.config.parse import parse_document
 from fpmsdk.config.request import name_weights
 from fpmsdk.config.schema import (
@@ -150,6 +151,53 @@ def migrate_legacy_config(
         "estimator_config": estimator,
     }
     canonical = parse_document(document)
+    validate(canonical)
+    return CONFIG.write(canonical)
+
+
+def from_learned_config(
+    worker_type: str, source_sha256: str, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the canonical form of the placeholder of a model that is built from an artifact alone.
+
+    Parameters
+    ----------
+    worker_type, source_sha256: role in the artifact, and digest of its bytes.
+    options: flat tuning options, as of `ForwardPassPerfOptions`.
+
+    Raises
+    ------
+    ConfigError: an option is unknown, ill-typed or out of its range.
+
+    Source: snapshot.md section 4.
+
+    Example
+    -------
+    >>> config = from_learned_config("decode", "0" * 64, {"max_observations": 128})
+    >>> config["model"], config["estimator_config"]["correction"]["mode"]
+    ('from_learned', 'hybrid')
+    """
+    tuning = OPTIONS.read({}) if options is None else _read_options(options)
+    estimator = _estimator_document(tuning, None)
+    if tuning["correction_mode"] == "auto":
+        estimator["correction"]["mode"] = "hybrid"
+    estimator["fpm_interpolation"]["method"] = "sol"
+    estimator["fpm_learned"] = {
+        "artifact_path": FROM_LEARNED,
+        "source_sha256": source_sha256,
+        "adaptation": "frozen",
+    }
+    canonical = parse_document(
+        {
+            "model": FROM_LEARNED,
+            "system": FROM_LEARNED,
+            "backend": "vllm",
+            "worker_type": worker_type,
+            "estimation_mode": "fpm_learned",
+            "fallback_policy": "deny",
+            "estimator_config": estimator,
+        }
+    )
     validate(canonical)
     return CONFIG.write(canonical)
 

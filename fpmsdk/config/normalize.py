@@ -14,12 +14,13 @@ from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk.config.checkpoint import check_architecture
 from fpmsdk.config.estimator import AUTOMATIC, RECURSIVE, SPLINE
 from fpmsdk.config.fields import CONFIG
+from fpmsdk.config.learned_source import pin_learned_source
 from fpmsdk.config.parse import parse_document, parse_text
 from fpmsdk.config.request import expand_request, resolve_request
 from fpmsdk.config.state_snapshot import pin_state_snapshot
 from fpmsdk.config.validate import check_systems_paths, validate
 from fpmsdk.config.validate_estimator import fitted_kinds
-from fpmsdk.errors import ConfigError, MissingCapabilityError
+from fpmsdk.errors import ConfigError
 
 if TYPE_CHECKING:
     from fpmsdk.config.model import ForwardPassPerfModelConfig
@@ -41,7 +42,7 @@ def normalize_config(config: ConfigInput, is_registered: Callable[[str], bool] =
     Returns: a new dict of every field in serialisation order, aliases and defaults resolved; normalising it
     again gives the same.
     Raises: `ConfigError` for unknown, repeated, missing or ill-typed fields (`path` names the place) and for
-    rules that do not hold; `MissingCapabilityError` where a learned source would have to be opened;
+    rules that do not hold; `PerfDataNotAvailableError` when a learned source cannot be read;
     `StateSnapshotIOError` and `StateSnapshotError` when a state snapshot without `sha256` cannot be pinned.
     Source: fpm-model.md section 3.
 
@@ -81,8 +82,10 @@ def _key(document: Any, is_registered: Callable[[str], bool]) -> Any:
 
 
 def _remember(key: Any, canonical: dict[str, Any]) -> None:
-    # A relative path of a snapshot means another file from another working directory.
-    if key is None or canonical["estimator_config"].get("state_snapshot") is not None:
+    # A relative path of a snapshot means another file from another working directory, and what a learned source pins is
+    # the file of now.
+    is_pinned = canonical["estimator_config"].get("state_snapshot") is not None
+    if key is None or is_pinned or canonical["estimation_mode"] == "fpm_learned":
         return
     if len(_accepted) >= _KEPT:
         _accepted.clear()
@@ -163,12 +166,8 @@ def request_document(config: ConfigInput) -> Any:
 
 
 def _resolve(config: dict[str, Any], is_registered: Callable[[str], bool]) -> None:
-    """Fill in place what follows from other fields and from a profile; refuse what would need other files."""
+    """Fill in place what follows from other fields, from a profile and from pinned files."""
     estimator = config["estimator_config"]
-    if config["estimation_mode"] == "fpm_learned":
-        raise MissingCapabilityError(
-            "this release cannot open learned artifacts and checkpoints (estimation_mode fpm_learned)"
-        )
     registered = None
     if config["fpm_profile"] is not None:
         from fpmsdk.config.profile_identity import apply_profile  # the document model loads with the first profile
@@ -184,6 +183,10 @@ def _resolve(config: dict[str, Any], is_registered: Callable[[str], bool]) -> No
             fit[kind] = block.read({})
     if config["speculation"] is not None and config["speculation"]["kind"] == "none":
         config["speculation"] = None
+    if config["estimation_mode"] == "fpm_learned":
+        pin_learned_source(estimator)
+        if estimator["correction"]["mode"] == "auto":
+            estimator["correction"]["mode"] = "hybrid"
     if estimator["state_snapshot"] is not None:
         pin_state_snapshot(estimator["state_snapshot"])
 

@@ -147,6 +147,32 @@ class FpmBatch:
         arrays["iteration_offsets"] = _offsets(table)
         return cls(arrays)
 
+    @classmethod
+    def concatenate(cls, batches: Sequence["FpmBatch"]) -> "FpmBatch":
+        """The iterations of several batches, one batch after the other.
+
+        Parameters
+        ----------
+        batches: any number; none give an empty batch.
+
+        Example
+        -------
+        >>> one, two = FpmBatch.from_dicts([{"wall_time": 0.01}]), FpmBatch.from_dicts([{"wall_time": 0.02}])
+        >>> FpmBatch.concatenate([one, two]).wall_time_s.tolist()
+        [0.01, 0.02]
+        """
+        if not batches:
+            return cls.from_dicts([])
+        arrays = {
+            name: np.concatenate([batch._arrays[name] for batch in batches])
+            for name in batches[0]._arrays
+            if name not in ("lengths_start", "iteration_offsets")
+        }
+        arrays["lengths_start"] = _starts(np.maximum(arrays["num_lengths"], 0))[:-1]
+        sizes = np.concatenate([np.diff(batch.iteration_offsets) for batch in batches])
+        arrays["iteration_offsets"] = _starts(sizes)
+        return cls(arrays)
+
     def to_arrow(self) -> "pyarrow.Table":
         """One row per rank, with the column `iteration` and, when some rank has them, the per-request lists.
 

@@ -4,7 +4,7 @@ Queries that a kind does not have are refused here, by name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fpmsdk._ext.estimator import Estimator, ServingView
@@ -13,12 +13,23 @@ from fpmsdk.errors import UnsupportedQueryError
 if TYPE_CHECKING:
     from fpmsdk.perfmodel.native import DataSource
     from fpmsdk.snapshot.layout import StateLayout
+    from fpmsdk.snapshot.manifest import RecordedFile
+    from fpmsdk.snapshot.publish import Staging
     from fpmsdk.snapshot.state import StatePart
 
 # Contents of files by path that were read and checked already, so that nobody reads them again.
 Verified = Mapping[str, bytes]
 
 DecodeFrame = Callable[[bytes], Any]
+
+# Writes files into a snapshot and names them in the configuration that restores the model. Called with that
+# configuration, whose sections are replaced and not changed, where files are written, and the directory that they will
+# be in; returns what was written.
+StageSources = Callable[[dict[str, Any], "Staging", str], "Iterator[RecordedFile]"]
+
+
+def _no_sources(pinned: dict[str, Any], staging: "Staging", destination: str) -> "Iterator[RecordedFile]":
+    return iter(())
 
 
 # The counters of `diagnostics()`: source, ready, retained observations, buckets with a ready correction. A plain tuple:
@@ -50,9 +61,15 @@ class Kind(ABC):
     def status(self) -> Status:
         """Counters for `diagnostics()`."""
 
-    @abstractmethod
     def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate with its parts."""
+        """The estimate with its parts; alone, of an estimator that has none."""
+        return {
+            "latency_ms": self.serving.estimate_iteration(metrics, decode_frame),
+            "native_latency_ms": None,
+            "correction_factor": None,
+            "max_rank": None,
+            "ranks": [],
+        }
 
     def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """The estimate with the measurements behind it and the error to expect."""
@@ -95,6 +112,10 @@ class Kind(ABC):
             "stores": self.store_diagnostics(),
             "correction_factors": self.correction_factors(),
         }
+
+    def sources(self) -> StageSources:
+        """How to write what else a snapshot has to hold, as of now; nothing for most kinds."""
+        return _no_sources
 
     @property
     def data_source(self) -> "DataSource | None":
@@ -155,6 +176,34 @@ class Kind(ABC):
     def decode_kv_ceiling(self) -> int | None:
         """Largest measured decode KV total in tokens."""
         raise self._lacks("fpm_decode_kv_ceiling", "a native estimator")
+
+    def learned_feature_names(self) -> list[str] | None:
+        """Features that a learned estimator reads; None for other kinds."""
+        return None
+
+    def learned_metadata(self) -> dict[str, Any] | None:
+        """What a learned estimator's artifact says of its training; None for other kinds."""
+        return None
+
+    def learned_online_diagnostics(self) -> dict[str, Any] | None:
+        """Adaptation and counters of a learned estimator; None for other kinds."""
+        return None
+
+    def learned_selector_diagnostics(self) -> dict[str, Any] | None:
+        """Decisions of a causal selector; None for other kinds."""
+        return None
+
+    def flush_updates(self) -> None:
+        """Apply pending updates of an online learner."""
+        raise self._lacks("flush_updates", "an online fpm_learned estimator")
+
+    def export_learned_artifact(self) -> dict[str, Any]:
+        """The forests of a learned estimator as an artifact."""
+        raise self._lacks("export_learned_artifact", "an fpm_learned estimator")
+
+    def save_online_checkpoint(self, path: str) -> None:
+        """Write an online learner into a new directory."""
+        raise self._lacks("save_online_checkpoint", "an online fpm_learned estimator")
 
     def _lacks(self, query: str, needed: str) -> UnsupportedQueryError:
         return UnsupportedQueryError(f"{query} needs {needed}; this model is {self.mode}")

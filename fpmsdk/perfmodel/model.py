@@ -16,7 +16,6 @@ from fpmsdk._ext.plain import PlainTemplate
 from fpmsdk.config import normalize_request
 from fpmsdk.errors import (
     ConfigError,
-    MissingCapabilityError,
     SystemsPathError,
     TuningRejectedError,
     UnsupportedQueryError,
@@ -166,19 +165,27 @@ class ForwardPassPerfModel:
         return _normalized(config)
 
     @staticmethod
-    def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> NoReturn:
-        """Deployment identity for learned artifacts.
+    def learned_identity(config: "ForwardPassPerfModelConfig | Mapping[str, Any]") -> dict[str, Any]:
+        """The deployment that a learned artifact has to be trained on to serve a configuration: 28 of its fields.
+
+        Parameters
+        ----------
+        config: as `best_available`, of any mode; before there is an artifact, of another one than `fpm_learned`.
 
         Raises
         ------
-        MissingCapabilityError: always; this release has no learned estimators.
+        As `normalize_config`.
 
-        >>> ForwardPassPerfModel.learned_identity({})
-        Traceback (most recent call last):
-            ...
-        fpmsdk.errors.MissingCapabilityError: this release has no learned estimators (learned_identity)
+        Source: regression-and-learned.md section 3.5.
+
+        >>> identity = ForwardPassPerfModel.learned_identity(
+        ...     {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "tp": 2})
+        >>> identity["model"], identity["tp"]
+        ('m', 2)
         """
-        raise MissingCapabilityError("this release has no learned estimators (learned_identity)")
+        from fpmsdk.learned.identity import learned_identity
+
+        return learned_identity(_normalized(config))
 
     @staticmethod
     def estimate_cache_budget(
@@ -211,19 +218,35 @@ class ForwardPassPerfModel:
         return estimate_cache_budget(_normalized(config), budget)
 
     @classmethod
-    def from_learned(cls, source: Any, options: Mapping[str, Any] | None = None) -> NoReturn:
-        """Build a model from a learned artifact.
+    def from_learned(cls, source: Any, options: Mapping[str, Any] | None = None) -> Self:
+        """Build a model from a learned artifact alone; which deployment it was trained on is not checked.
+
+        Parameters
+        ----------
+        source: path of the artifact, its JSON text, or its document as a mapping.
+        options: flat tuning options of the correction (`ForwardPassPerfOptions`); its mode is hybrid unless given.
 
         Raises
         ------
-        MissingCapabilityError: always; this release has no learned estimators.
+        LearnedModelError: the artifact is malformed; names the place.
+        ConfigError: an option is unknown or out of its range.
+        PerfDataNotAvailableError: the file cannot be read.
 
-        >>> ForwardPassPerfModel.from_learned("artifact.json")
-        Traceback (most recent call last):
-            ...
-        fpmsdk.errors.MissingCapabilityError: this release has no learned estimators (from_learned)
+        Source: regression-and-learned.md section 3.5.
+
+        >>> model = ForwardPassPerfModel.from_learned({
+        ...     "schema": "aic_fpm_learned_forward_perf", "schema_version": 1, "worker_type": "decode", "target": "ms",
+        ...     "features": ["num_decode_requests"], "stores": {"pure_decode": {"baseline": 4.0, "trees": [
+        ...         {"left": [1, -1, -1], "right": [2, -1, -1], "feature": [0, 0, 0], "threshold": [4.5, 0, 0],
+        ...          "value": [0, 1.0, 3.0]}]}}})
+        >>> [model.estimate_forward_pass_time_ms({"scheduled_requests": {"num_decode_requests": n}}) for n in (4, 5)]
+        [5.0, 7.0]
+        >>> model.diagnostics()["source"]
+        'learned'
         """
-        raise MissingCapabilityError("this release has no learned estimators (from_learned)")
+        from fpmsdk.perfmodel.learned import select_from_learned
+
+        return cls(select_from_learned(source, options))
 
     def close(self) -> None:
         """Drop the estimator; later calls fail with AttributeError. Closing twice is harmless.
@@ -665,7 +688,7 @@ class ForwardPassPerfModel:
         >>> model.learned_feature_names() is None
         True
         """
-        return None
+        return self._kind.learned_feature_names()
 
     def learned_metadata(self) -> dict[str, Any] | None:
         """Metadata of a learned estimator; None for other kinds.
@@ -675,17 +698,17 @@ class ForwardPassPerfModel:
         >>> model.learned_metadata() is None
         True
         """
-        return None
+        return self._kind.learned_metadata()
 
     def learned_online_diagnostics(self) -> dict[str, Any] | None:
-        """Counters of an online learner; None for other kinds.
+        """Adaptation and counters of a learned estimator; None for other kinds.
 
         >>> from fpmsdk.sample import MODEL
         >>> model = ForwardPassPerfModel.best_available(MODEL)
         >>> model.learned_online_diagnostics() is None
         True
         """
-        return None
+        return self._kind.learned_online_diagnostics()
 
     def learned_selector_diagnostics(self) -> dict[str, Any] | None:
         """Decisions of a causal selector; None for other kinds.
@@ -695,7 +718,7 @@ class ForwardPassPerfModel:
         >>> model.learned_selector_diagnostics() is None
         True
         """
-        return None
+        return self._kind.learned_selector_diagnostics()
 
     # --- queries of some kinds of model ---
 
@@ -900,7 +923,7 @@ class ForwardPassPerfModel:
 
         Raises
         ------
-        UnsupportedQueryError: the model is no such estimator; this release has none.
+        UnsupportedQueryError: the model is no such estimator.
 
         >>> from fpmsdk.sample import MODEL
         >>> model = ForwardPassPerfModel.best_available(MODEL)
@@ -909,14 +932,15 @@ class ForwardPassPerfModel:
             ...
         fpmsdk.errors.UnsupportedQueryError: flush_updates needs an online fpm_learned estimator...
         """
-        raise self._needs("flush_updates", "an online fpm_learned estimator")
+        with self._tuning:
+            self._kind.flush_updates()
 
     def export_learned_artifact(self) -> dict[str, Any]:
-        """The artifact of a learned estimator.
+        """The forests of a learned estimator as the document of an artifact, without corrections.
 
         Raises
         ------
-        UnsupportedQueryError: the model is no such estimator; this release has none.
+        UnsupportedQueryError: the model is no such estimator.
 
         >>> from fpmsdk.sample import MODEL
         >>> model = ForwardPassPerfModel.best_available(MODEL)
@@ -925,14 +949,15 @@ class ForwardPassPerfModel:
             ...
         fpmsdk.errors.UnsupportedQueryError: export_learned_artifact needs an fpm_learned estimator...
         """
-        raise self._needs("export_learned_artifact", "an fpm_learned estimator")
+        with self._tuning:
+            return self._kind.export_learned_artifact()
 
     def save_online_checkpoint(self, path: str | PathLike[str]) -> None:
         """Save an online learner.
 
         Raises
         ------
-        UnsupportedQueryError: the model is no such estimator; this release has none.
+        UnsupportedQueryError: the model is no such estimator.
 
         >>> from fpmsdk.sample import MODEL
         >>> model = ForwardPassPerfModel.best_available(MODEL)
@@ -941,7 +966,8 @@ class ForwardPassPerfModel:
             ...
         fpmsdk.errors.UnsupportedQueryError: save_online_checkpoint needs an online fpm_learned estimator...
         """
-        raise self._needs("save_online_checkpoint", "an online fpm_learned estimator")
+        with self._tuning:
+            self._kind.save_online_checkpoint(os.path.abspath(os.fsdecode(path)))
 
     def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
         """Save what tuning has learned into a new directory, whole or not at all.

@@ -6,19 +6,15 @@ Source: fpm-model.md sections 2.2, 2.3 and 6.
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from fpmsdk._ext.native import NATIVE_KINDS, NativeEngine, NativeEstimator, NativeView
+from fpmsdk._ext.native import NativeEngine, NativeEstimator
 from fpmsdk.errors import PerfDataNotAvailableError, StateSnapshotError, UnlistedVersionError
 from fpmsdk.opgraph.spec import SCHEMA_VERSION
 from fpmsdk.perfdb import ResolvedVersion, SystemsRoot
 from fpmsdk.perfdb.fingerprint import Fingerprint, fingerprint, first_change, known_fingerprint, measure_fingerprint
-from fpmsdk.perfmodel.correction import DYNAMIC_STORE, FIXED_STORE, build_corrections
-from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
-
-if TYPE_CHECKING:
-    from fpmsdk.snapshot.layout import StateLayout
-    from fpmsdk.snapshot.state import StatePart
+from fpmsdk.perfmodel.corrected import CorrectedKind, correction_stores
+from fpmsdk.perfmodel.kind import DecodeFrame, Status
 
 
 class DataSource(NamedTuple):
@@ -86,22 +82,12 @@ def external_table(config: Mapping[str, Any]) -> str | None:
     return None if external is None else os.path.abspath(external)
 
 
-class NativeKind(Kind):
+class NativeKind(CorrectedKind):
     """A native engine under a canonical configuration, with correction unless that is disabled."""
 
     def __init__(self, mode: str, engine: NativeEngine, config: dict[str, Any], source: DataSource) -> None:
         self._source = source
-        self._correction = config["estimator_config"]["correction"]
-        stores = build_corrections(self._correction, "fixed") if self._correction["enabled"] else None
-        self._estimator = NativeEstimator(engine, stores)
-        super().__init__(mode, self._estimator, config)
-
-    @property
-    def serving(self) -> NativeView:
-        """What has been learned by now."""
-        serving = self.estimator.serving
-        assert isinstance(serving, NativeView)
-        return serving
+        super().__init__(mode, NativeEstimator(engine, correction_stores(config, "fixed")), config, "fixed")
 
     @property
     def data_source(self) -> DataSource:
@@ -113,45 +99,10 @@ class NativeKind(Kind):
         """Version of the form of engine specifications."""
         return SCHEMA_VERSION
 
-    def state_layouts(self) -> "list[tuple[str, StateLayout]]":
-        """The parts of the correction stores: the fixed grid, then the dynamic one."""
-        return [
-            (kind, layout)
-            for kind, store in self._estimator.stores().items()
-            for layout, part in ((FIXED_STORE, store.fixed), (DYNAMIC_STORE, store.dynamic))
-            if part is not None
-        ]
-
-    def state_parts(self) -> "list[StatePart]":
-        """The parts of the correction stores."""
-        from fpmsdk.snapshot.state import StatePart
-
-        return [
-            StatePart(kind, layout, part.saved())
-            for kind, store in self._estimator.stores().items()
-            for layout, part in ((FIXED_STORE, store.fixed), (DYNAMIC_STORE, store.dynamic))
-            if part is not None
-        ]
-
-    def install_part(self, part: "StatePart") -> None:
-        """Take over one part of a saved correction store."""
-        store = self._estimator.stores()[part.store]
-        (store.restore_fixed if part.layout is FIXED_STORE else store.restore_dynamic)(part.arrays)
-
-    @property
-    def is_corrected(self) -> bool:
-        """Whether online correction applies."""
-        return bool(self._correction["enabled"])
-
     def status(self) -> Status:
         """Counters for `diagnostics()`; a native model is always ready."""
-        tables = self.serving.tables()
-        return (
-            "aic_with_correction" if any(table.ready for table in tables) else "aic",
-            True,
-            sum(table.retained for table in tables),
-            sum(table.ready_cells for table in tables),
-        )
+        ready, retained, cells = self.correction_counters()
+        return "aic_with_correction" if ready else "aic", True, retained, cells
 
     def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """Latency, its native part, the factor and the slowest rank."""
@@ -186,30 +137,9 @@ class NativeKind(Kind):
         """What the engine says of each rank, for the detailed estimate; engines that have nothing to say give []."""
         return []
 
-    def correction_factors(self) -> list[float]:
-        """Ready factors: prefill, decode, mixed."""
-        return [factor for table in self.serving.tables() for factor in table.factors()]
-
     def readiness_report(self) -> dict[str, Any]:
         """A native model answers from the start; its correction stores become ready one by one."""
-        mode = self._correction.get("mode", "auto")
-        stores = [
-            {
-                "workload_kind": kind,
-                "ready": table.ready,
-                "reason": None if table.ready else "below_min_observations",
-                "retained_observations": table.retained,
-                "ready_buckets": table.ready_cells,
-            }
-            for kind, table in zip(NATIVE_KINDS, self.serving.tables(), strict=False)
-        ]
-        correction = {
-            "enabled": self.is_corrected,
-            "mode": "fixed" if mode == "auto" else mode,
-            "ready": any(store["ready"] for store in stores),
-            "stores": stores,
-        }
-        return {"kind": self.mode, "ready": True, "stores": [], "correction": correction}
+        return {"kind": self.mode, "ready": True, "stores": [], "correction": self.correction_report()}
 
 
 def explicit_policy(policy: list[str] | None) -> list[str]:

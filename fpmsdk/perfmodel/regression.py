@@ -5,15 +5,12 @@ The arithmetic is `ext/linear.pyx`; source: regression-and-learned.md section 1.
 
 from typing import TYPE_CHECKING, Any
 
-from fpmsdk._ext.automatic import AutomaticStore
 from fpmsdk._ext.linear_store import LinearStore
-from fpmsdk._ext.recursive import WORK_AXES, RecursiveStore
 from fpmsdk._ext.regression import Regression, RegressionStore, RegressionView
-from fpmsdk._ext.spline_store import SplineStore
 from fpmsdk.config.validate_estimator import fitted_kinds
 from fpmsdk.errors import ConfigError
 from fpmsdk.perfmodel.kind import DecodeFrame, Kind, Status
-from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
+from fpmsdk.perfmodel.regression_layouts import LINEAR_STORE
 
 if TYPE_CHECKING:
     from fpmsdk.snapshot.layout import StateLayout
@@ -38,16 +35,6 @@ class RegressionKind(Kind):
         """Counters for `diagnostics()`."""
         serving = self._regression.serving
         return "fallback_regression", serving.ready, serving.retained_observations, 0
-
-    def detailed(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
-        """The estimate alone; a regression has no parts."""
-        return {
-            "latency_ms": self.serving.estimate_iteration(metrics, decode_frame),
-            "native_latency_ms": None,
-            "correction_factor": None,
-            "max_rank": None,
-            "ranks": [],
-        }
 
     def explain(self, metrics: Any, decode_frame: DecodeFrame) -> dict[str, Any]:
         """The estimate with the error to expect, of an estimator that judges its own answers."""
@@ -132,7 +119,7 @@ def build_regression(config: dict[str, Any]) -> Regression:
     # Fits over the feature axes come first, then the work that a recursive fit learns from.
     fit_axes = tuple(linear.get("feature_axes", DEFAULT_AXES)) if set(kinds) - {"recursive"} else ()
     sampling_axes = tuple(sampling.get("axes", DEFAULT_AXES)) if fit_axes else ()
-    learned_axes = fit_axes + (WORK_AXES if "recursive" in kinds else ())
+    learned_axes = fit_axes + (_work_axes() if "recursive" in kinds else ())
     axes = learned_axes + tuple(axis for axis in sampling_axes if axis not in fit_axes)
     retained = tuple(sampling["bins_per_axis"]), sampling["max_observations"]
     settings = {
@@ -144,12 +131,22 @@ def build_regression(config: dict[str, Any]) -> Regression:
         "update_policy": linear.get("update_policy", {"kind": "always"}),
     }
 
+    # What most models do not fit with is loaded with the first that does: every compiled module costs the import.
     def new_store(kind: str) -> RegressionStore:
         if kind == "automatic":
+            from fpmsdk._ext.automatic import AutomaticStore
+            from fpmsdk.perfmodel.recursive_layouts import CHOICE
+
             return AutomaticStore(CHOICE, fit["automatic"], {candidate: new_store(candidate) for candidate in kinds})
         if kind == "recursive":
+            from fpmsdk._ext.recursive import RecursiveStore
+            from fpmsdk.perfmodel.recursive_layouts import RECURSIVE_STORE
+
             return RecursiveStore(RECURSIVE_STORE, fit["recursive"], regression["min_observations"], len(fit_axes))
         if kind == "spline":
+            from fpmsdk._ext.spline_store import SplineStore
+            from fpmsdk.perfmodel.spline_layout import SPLINE_STORE
+
             return SplineStore(SPLINE_STORE, settings | fit["spline"], *retained)
         return LinearStore(LINEAR_STORE, settings, tuple(axes.index(axis) for axis in sampling_axes), *retained)
 
@@ -160,6 +157,12 @@ def build_regression(config: dict[str, Any]) -> Regression:
         len(learned_axes),
         lambda: new_store(fit["kind"]),
     )
+
+
+def _work_axes() -> tuple[str, ...]:
+    from fpmsdk._ext.recursive import WORK_AXES
+
+    return WORK_AXES
 
 
 def _weights(features: dict[str, Any]) -> tuple[float, float, float]:

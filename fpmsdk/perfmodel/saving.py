@@ -69,7 +69,7 @@ def save_state_snapshot(
         source.require_unchanged()
     digest = BackgroundDigest()
     with tuning:
-        state = STATES.encode(kind.state_parts(), digest.update)
+        state, stage_sources = STATES.encode(kind.state_parts(), digest.update), kind.sources()
         diagnostics, readiness = kind.state_diagnostics(), kind.readiness_report()
     saved: dict[str, Any] = {}
 
@@ -77,6 +77,7 @@ def save_state_snapshot(
         pinned = _without_snapshot(config)
         files = [staging.write(STATE_FILE, state, digest)]
         files += _copy_profile(pinned, staging, destination)
+        files += stage_sources(pinned, staging, destination)
         if include_perf_db and source is not None:
             files += _pack(pinned, kind, staging, destination)
         manifest = encode_manifest(

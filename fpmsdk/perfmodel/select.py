@@ -16,6 +16,7 @@ from fpmsdk.errors import (
 )
 from fpmsdk.perfmodel.kind import Kind, Verified
 from fpmsdk.perfmodel.regression import RegressionKind
+from fpmsdk.snapshot.identity import is_from_learned
 
 NOTHING_READ: Verified = {}
 
@@ -54,8 +55,10 @@ class Selection(NamedTuple):
         """The failures as one line, None when the first candidate was taken."""
         return "; ".join(self.failures) or None
 
-    def provenance(self) -> dict[str, Any]:
-        """The record that `diagnostics()` reports."""
+    def provenance(self) -> dict[str, Any] | None:
+        """The record that `diagnostics()` reports; None for a model that was built from an artifact alone."""
+        if is_from_learned(self.config):
+            return None
         return {
             "config": self.config,
             "selected_systems_root": self.systems_root,
@@ -132,6 +135,12 @@ def _fpm_interpolation(config: dict[str, Any], verified: Verified) -> _Built:
     return _first_root(config, verified, build_whole_forward)
 
 
+def _learned(config: dict[str, Any], verified: Verified) -> _Built:
+    from fpmsdk.perfmodel.learned import build_learned
+
+    return _Built(build_learned(config, verified), config, None)
+
+
 def _first_root(
     config: dict[str, Any],
     verified: Verified,
@@ -154,4 +163,5 @@ BUILDERS: dict[str, Callable[[dict[str, Any], Verified], _Built]] = {
     "op_level": _op_level,
     "fpm_interpolation": _fpm_interpolation,
     "fpm_regression": _regression,
+    "fpm_learned": _learned,
 }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fpmsdk.config.estimator import DEFAULT_AXES
+from fpmsdk.config.learned_source import FROM_LEARNED
 from fpmsdk.config.schema import shown
 
 # Places of files: their content is pinned by digests, and a copy may lie elsewhere.
@@ -38,6 +39,8 @@ def kind_of(config: Mapping[str, Any]) -> str:
     estimator, mode = config["estimator_config"], str(config["estimation_mode"])
     if mode == "op_level":
         return "execution_profile" if estimator["op_level"].get("execution_profile") else mode
+    if mode == "fpm_learned":
+        return "from_learned" if is_from_learned(config) else f"learned_{estimator['fpm_learned']['adaptation']}"
     if mode != "fpm_regression":
         return mode
     fit, sampling = estimator["fpm_regression"]["fit"], estimator["fpm_regression"]["sampling"]
@@ -45,6 +48,11 @@ def kind_of(config: Mapping[str, Any]) -> str:
         return "regression_spline"
     chosen = (fit.get("linear") or {}).get("feature_axes", DEFAULT_AXES) != DEFAULT_AXES or "axes" in sampling
     return "regression_selected" if chosen else "regression_linear"
+
+
+def is_from_learned(config: Mapping[str, Any]) -> bool:
+    """Whether a canonical configuration is the placeholder of a model that was built from an artifact alone."""
+    return bool(config["estimation_mode"] == "fpm_learned" and config["model"] == config["system"] == FROM_LEARNED)
 
 
 def _blanked(section: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fpmsdk.config import check_config, normalize_config, normalize_request
 from fpmsdk.config.estimator import ESTIMATOR_CONFIG
 from fpmsdk.config.fields import CONFIG
-from fpmsdk.errors import ConfigError, MissingCapabilityError
+from fpmsdk.errors import ConfigError
 from tests.perfmodel.deployments import checkpoint, direct_config
 
 BASE = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "aggregated"}
@@ -189,24 +189,6 @@ def test_a_state_snapshot_path_becomes_absolute_lexically(monkeypatch, tmp_path)
 
 
 LEARNED = {"estimation_mode": "fpm_learned"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        (
-            LEARNED | {"estimator_config": {"fpm_learned": {"checkpoint_path": "/x"}}},
-            "learned",
-        ),
-        (
-            LEARNED | {"estimator_config": {"fpm_learned": {"artifact_path": "/x", "adaptation": "frozen"}}},
-            "learned",
-        ),
-    ],
-)
-def test_what_would_have_to_be_opened_is_a_missing_capability(changes, what):
-    with pytest.raises(MissingCapabilityError, match=what):
-        normalize_config(BASE | changes)
 
 
 def test_learned_online_turns_correction_off_unless_written():

@@ -554,18 +554,6 @@ def test_reports_of_learned_models_are_none_for_others(query):
     assert build().learned_selector_diagnostics() is None
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: ForwardPassPerfModel.from_learned({}),
-        lambda: ForwardPassPerfModel.learned_identity(IDENTITY),
-    ],
-)
-def test_what_this_release_lacks_is_named(call):
-    with pytest.raises(errors.MissingCapabilityError, match="this release"):
-        call()
-
-
 def test_a_closed_model_answers_nothing():
     model = build()
     model.close()

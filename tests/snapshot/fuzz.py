@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fpmsdk import ForwardPassPerfModel, errors
+from fpmsdk.perfmodel.learned import FrozenKind
 from fpmsdk.perfmodel.oplevel import OpLevelKind
 from fpmsdk.perfmodel.regression import RegressionKind
 from fpmsdk.perfmodel.restoring import install_state
@@ -37,7 +38,13 @@ REFUSALS = (errors.StateSnapshotError, errors.StateSnapshotIOError)
 # What a model may say of a query or of tuning after it was restored.
 ANSWERS = (errors.MetricsError, errors.PerfDataNotAvailableError)
 # Those that a configuration may be refused with.
-CONFIGURATION = (*REFUSALS, errors.ConfigError, errors.PerfDataNotAvailableError, errors.MissingCapabilityError)
+CONFIGURATION = (
+    *REFUSALS,
+    errors.ConfigError,
+    errors.LearnedModelError,
+    errors.MissingCapabilityError,
+    errors.PerfDataNotAvailableError,
+)
 
 
 class Target(NamedTuple):
@@ -57,7 +64,9 @@ class Target(NamedTuple):
     def fresh(self):
         """An untuned model of the kind, over the same engine."""
         kind = self.selection.kind
-        if isinstance(kind, RegressionKind):
+        if isinstance(kind, FrozenKind):
+            new = kind.fresh()
+        elif isinstance(kind, RegressionKind):
             new = RegressionKind(kind.config)
         elif isinstance(kind, OpLevelKind):
             new = OpLevelKind(kind._engine, kind.spec, kind.config, kind.data_source)
@@ -304,7 +313,9 @@ def run(count, number, folder, report=lambda _text: None):
     for index, target in enumerate(built):
         random_numbers = random.Random(f"{number} {target.name}")
         # Rebuilding a native model for each document is slow; its documents are read by the code of all kinds.
-        documents = (20 if isinstance(target.selection.kind, RegressionKind) else 2) * count // 1000 // len(built) + 1
+        documents = (
+            20 if isinstance(target.selection.kind, RegressionKind | FrozenKind) else 2
+        ) * count // 1000 // len(built) + 1
         fields = count // 5 // len(built)
         share = count // len(built) + 1 - documents - fields
         for _ in range(share):

@@ -19,6 +19,7 @@ NAMES = {
     "op_level_hybrid": "op_level bounded",
     "fpm_interpolation": "fpm_interpolation hybrid",
     "execution_profile": "execution_profile",
+    "learned_frozen": "learned frozen hybrid",
 }
 
 

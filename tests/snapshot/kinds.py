@@ -12,6 +12,7 @@ import os
 import msgspec
 
 from fpmsdk import ForwardPassPerfModel, errors, sample
+from tests.learned.recorded import artifact_bytes, artifact_path, vectors
 from tests.perfdb.pairs import VERSION, decode, prefill, write_pair
 from tests.perfdb.synthetic import Systems
 from tests.perfmodel import tiny
@@ -83,7 +84,34 @@ def prepare(folder):
     configs["op_level uncorrected"] = op_level | {"estimator_config": {"correction": {"enabled": False}}}
     configs["fpm_interpolation in root"] = corrected(forward_in_root_config(folder), "hybrid")
     configs["execution_profile"] = profiled_config(folder, op_level)
+    frozen = frozen_config(folder)
+    for mode in ("fixed", "dynamic_local", "hybrid"):
+        configs[f"learned frozen {mode}"] = corrected(frozen, mode)
+    configs["learned frozen decode"] = corrected(frozen_decode_config(folder), "hybrid")
+    configs["learned frozen uncorrected"] = frozen | {
+        "estimator_config": frozen["estimator_config"] | {"correction": {"enabled": False}}
+    }
+    configs["from_learned"] = corrected(frozen | PLACEHOLDER, "hybrid")
     return configs
+
+
+# What a model of an artifact alone says that it stands for.
+PLACEHOLDER = {"model": "from_learned", "system": "from_learned"}
+
+
+def frozen_config(folder):
+    learned = {"artifact_path": str(artifact_path(folder, "main")), "adaptation": "frozen"}
+    return vectors()["identity_config"] | {"estimator_config": {"fpm_learned": learned}}
+
+
+def frozen_decode_config(folder):
+    document = json.loads(artifact_bytes("main"))
+    document |= {"worker_type": "decode", "stores": {"pure_decode": document["stores"]["pure_decode"]}, "metadata": {}}
+    path = folder / "decode.json"
+    path.write_text(json.dumps(document))
+    learned = {"artifact_path": str(path), "adaptation": "frozen"}
+    changes = {"worker_type": "decode", "estimator_config": {"fpm_learned": learned}}
+    return vectors()["identity_config"] | changes
 
 
 def op_level_config(folder):

@@ -168,7 +168,7 @@ def test_what_was_read_is_written_again_byte_for_byte(path):
 def test_there_is_a_golden_file_for_every_layout():
     seen = {part.layout.name for path in GOLDEN for part in STATES.decode(path.read_bytes())}
     assert seen == {layout.name for layout in STATES.layouts.values()}
-    assert len(GOLDEN) == 11
+    assert len(GOLDEN) == 13
 
 
 # --- bounded reading ---

@@ -38,9 +38,15 @@ NAMES = [
     "fpm_interpolation hybrid",
     "fpm_interpolation in root",
     "execution_profile",
+    "learned frozen fixed",
+    "learned frozen dynamic_local",
+    "learned frozen hybrid",
+    "learned frozen decode",
+    "learned frozen uncorrected",
+    "from_learned",
 ]
 # Correction is off: there is no state that tuning could change.
-STATELESS = ("op_level uncorrected", "execution_profile")
+STATELESS = ("op_level uncorrected", "execution_profile", "learned frozen uncorrected")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,9 @@ import pytest
 
 from fpmsdk import ForwardPassPerfModel, FpmBatch, errors, sample
 from fpmsdk.perfmodel.correction import DYNAMIC_STORE, FIXED_STORE
-from fpmsdk.perfmodel.regression_layouts import CHOICE, LINEAR_STORE, RECURSIVE_STORE, SPLINE_STORE
+from fpmsdk.perfmodel.recursive_layouts import CHOICE, RECURSIVE_STORE
+from fpmsdk.perfmodel.regression_layouts import LINEAR_STORE
+from fpmsdk.perfmodel.spline_layout import SPLINE_STORE
 from fpmsdk.snapshot import StateField, StateLayout
 
 # One digest per layout version. A change of the declaration needs a new version and a new line here.

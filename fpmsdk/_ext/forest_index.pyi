@@ -1,0 +1,13 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from fpmsdk._ext.forest import Forest
+
+class LeafIndex:
+    @property
+    def forest(self) -> Forest: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+def indexed(forest: Forest, limit_bytes: int) -> LeafIndex | None: ...
+def index_rows(index: LeafIndex, rows: NDArray[np.float64]) -> NDArray[np.float64]: ...

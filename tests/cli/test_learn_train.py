@@ -1,0 +1,146 @@
+"""`fpmsdk learn train`: what it writes and reports, and what it refuses."""
+
+import json
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from fpmsdk import ForwardPassPerfModel
+from fpmsdk.cli.app import app
+from fpmsdk.metrics import write_frames
+
+CONFIG = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "decode", "tp": 2}
+QUICK = ["--features", "num_decode_requests", "--max-iter", "5"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["learn", "train", *map(str, arguments)])
+
+
+def message(requests):
+    return {
+        "wall_time": requests / 1000,
+        "scheduled_requests": {"num_decode_requests": requests, "sum_decode_kv_tokens": 100 * requests},
+    }
+
+
+@pytest.fixture
+def stream(tmp_path):
+    path = tmp_path / "run.bin.gz"
+    write_frames(path, [msgspec.msgpack.encode(message(n % 8 + 1)) for n in range(100)])
+    return path
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_the_artifact_serves_the_deployment_that_it_was_trained_for(stream, config, tmp_path):
+    output = tmp_path / "artifact.json"
+    result = run(stream, "--output", output, "--config", config, *QUICK, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["training_iterations"], document["validation_iterations"]) == (80, 20)
+    assert document["report"]["forest"]["pure_decode"]["iterations"] == 20
+    assert document["bytes"] == output.stat().st_size
+    learned = {"artifact_path": str(output), "adaptation": "frozen"}
+    served = CONFIG | {"estimation_mode": "fpm_learned", "estimator_config": {"fpm_learned": learned}}
+    model = ForwardPassPerfModel.best_available(served)
+    assert model.learned_online_diagnostics()["identity_verified"] is True
+    assert model.estimate_forward_pass_time_ms(message(4)) > 0.0
+
+
+def test_an_online_learner_goes_on_from_the_checkpoint(stream, config, tmp_path):
+    output, checkpoint = tmp_path / "artifact.json", tmp_path / "checkpoint"
+    result = run(stream, "--output", output, "--config", config, "--checkpoint", checkpoint, *QUICK)
+    assert result.exit_code == 0, result.output
+    served = CONFIG | {"estimation_mode": "fpm_learned"}
+    learned = {"frozen": {"artifact_path": str(output)}, "online": {"checkpoint_path": str(checkpoint)}}
+    frozen, online = (
+        ForwardPassPerfModel.best_available(
+            served | {"estimator_config": {"fpm_learned": source | {"adaptation": adaptation}}}
+        )
+        for adaptation, source in learned.items()
+    )
+    estimates = [model.estimate_forward_pass_time_ms(message(4)) for model in (frozen, online)]
+    assert estimates[0] == estimates[1]
+    online.tune_with_fpms([[message(4) | {"wall_time": 0.009}]])
+    assert online.estimate_forward_pass_time_ms(message(4)) != estimates[0]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_checkpoint_is_refused_before_training(exists, stream, config, tmp_path):
+    given = ["--config", config] if exists else ["--worker-type", "decode"]
+    result = run(
+        stream, "--output", tmp_path / "a.json", "--checkpoint", tmp_path if exists else tmp_path / "new", *given
+    )
+    assert result.exit_code == 2
+    assert ("only written where nothing is" if exists else "--checkpoint needs --config") in result.stderr
+
+
+def test_a_configuration_of_the_learned_mode_need_not_have_its_artifact_yet(stream, config, tmp_path):
+    learned = {"artifact_path": str(tmp_path / "artifact.json"), "adaptation": "frozen"}
+    config.write_text(
+        json.dumps(CONFIG | {"estimation_mode": "fpm_learned", "estimator_config": {"fpm_learned": learned}})
+    )
+    assert run(stream, "--output", tmp_path / "artifact.json", "--config", config, *QUICK).exit_code == 0
+    assert ForwardPassPerfModel.best_available(json.loads(config.read_text())) is not None
+
+
+def test_without_a_configuration_the_artifact_has_no_identity(stream, tmp_path):
+    output = tmp_path / "artifact.json"
+    assert run(stream, "--output", output, "--worker-type", "decode", *QUICK).exit_code == 0
+    assert "identity" not in json.loads(output.read_bytes())["metadata"]
+
+
+def test_tables_tell_three_predictors_and_what_was_left_out(stream, tmp_path):
+    result = run(stream, "--output", tmp_path / "a.json", "--worker-type", "decode", *QUICK)
+    assert result.exit_code == 0
+    for said in ("errors on later iterations", "trained on 80 iterations: pure_decode 80", "0 refused", "a.json"):
+        assert said in result.stdout
+
+
+def test_later_streams_may_be_given_apart(stream, tmp_path):
+    output = tmp_path / "a.json"
+    result = run(stream, "--output", output, "--worker-type", "decode", "--validation", stream, *QUICK, "--json")
+    document = json.loads(result.stdout)
+    assert (document["training_iterations"], document["validation_iterations"]) == (100, 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([], "--worker-type: expected one of prefill, decode, aggregated, or --config, found None"),
+        (["--worker-type", "agg"], "found 'agg'"),
+        (["--worker-type", "decode", "--features", "zzz"], "features: expected one of the presets"),
+        (["--worker-type", "decode", "--target", "s"], "target: expected one of log_ms, ms"),
+        (["--worker-type", "decode", "--grouping", "zzz"], "grouping: expected one of none, counter"),
+        (["--worker-type", "decode", "--grouping", "counter"], "worker_id: grouping by counter needs one"),
+        (["--worker-type", "decode", "--validation-fraction", "1"], "--validation-fraction: expected"),
+        (["--worker-type", "decode", "--min-store-rows", "1000"], "min_store_rows: no workload kind has 1000 rows"),
+        (["--worker-type", "decode", "--max-iter", "0"], "max_iter: expected 1 to 100000, found 0"),
+    ],
+)
+def test_bad_input_is_refused_by_name_and_writes_nothing(changes, message, stream, tmp_path):
+    output = tmp_path / "artifact.json"
+    result = run(stream, "--output", output, *changes)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not output.exists()
+
+
+def test_role_and_configuration_are_not_given_together(stream, config, tmp_path):
+    result = run(stream, "--output", tmp_path / "a.json", "--config", config, "--worker-type", "decode")
+    assert result.exit_code == 2
+    assert "--worker-type is part of the --config file" in result.stderr
+
+
+def test_what_was_at_the_output_stays_when_training_fails(stream, tmp_path):
+    output = tmp_path / "artifact.json"
+    output.write_text("before")
+    assert run(stream, "--output", output, "--worker-type", "prefill").exit_code == 2
+    assert output.read_text() == "before"
