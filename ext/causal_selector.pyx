@@ -128,7 +128,7 @@ cdef class CausalEstimator(Estimator):
 
     cdef int classify(self, const FpmRank* ranks, Py_ssize_t num_ranks, int* kind) noexcept nogil:
         cdef double features[MAX_FEATURES]
-        return self.stable.prepare(ranks, num_ranks, kind, features)
+        return self.learner.prepare(ranks, num_ranks, kind, features)
 
     cdef int learn(self, const FpmRank* ranks, Py_ssize_t num_ranks, int kind, double target_ms) noexcept nogil:
         cdef double features[MAX_FEATURES]
@@ -137,7 +137,8 @@ cdef class CausalEstimator(Estimator):
         cdef int key, fault
         if self.stable.forests[kind] == NULL:
             return FAULT_NONE
-        fault = self.stable.prepare(ranks, num_ranks, &kind, features)
+        # The frozen forests compute the features that they read alone; the learner may come to read any of its own.
+        fault = self.learner.prepare(ranks, num_ranks, &kind, features)
         if fault == FAULT_NONE:
             fault = self.stable.latency_ms(ranks, num_ranks, &native_ms)
         if fault != FAULT_NONE:

@@ -21,6 +21,9 @@ from fpmsdk._ext.online_split import SplitSearch as _SplitSearch
 
 cnp.import_array()
 
+cdef extern from *:
+    int __builtin_ctzll(unsigned long long) noexcept nogil
+
 cdef enum:
     MAX_DEPTH = 1024         # of a tree; walks are recursive
 
@@ -95,6 +98,7 @@ cdef class OnlineForest:
         self.first_mutable = 0 if tail is None else max(0, self.num_trees - tail)
         self.buffers = []
         self.columns = <const uint8_t*>self.hold(np.ascontiguousarray(columns, np.uint8))
+        self.row_codes = <const uint8_t*>self.hold(np.ascontiguousarray(np.asarray(columns, np.uint8).T))
         self.group_rows = <const double*>self.hold(np.ascontiguousarray(group_rows, np.float64))
         self.group_sum = <const double*>self.hold(np.ascontiguousarray(group_sum, np.float64))
         self.tree_start = <const int64_t*>self.hold(np.ascontiguousarray(tree_start, np.int64))
@@ -103,6 +107,7 @@ cdef class OnlineForest:
         self.order = <int32_t*>self.hold(np.zeros(self.num_trees * self.num_groups, np.int32))
         self.prefix = <double*>self.hold(np.zeros(self.num_groups))
         self.derivatives = <Cell*>self.hold(np.zeros(2 * self.num_groups))
+        self.marks = <uint64_t*>self.hold(np.zeros((self.num_groups + 63) // 64, np.uint64))
         self.swap = <int32_t*>self.hold(np.zeros(self.num_groups, np.int32))
         for t in range(self.num_trees):
             widest = max(widest, self.tree_start[t + 1] - self.tree_start[t])
@@ -502,19 +507,18 @@ cdef class OnlineForest:
 
     cdef void fill_cells(self, const int32_t* order, int64_t first, int64_t count, Cell* cells) noexcept nogil:
         # The histogram of a range of groups.
-        cdef int column
+        cdef int column, columns = self.search.num_columns
         cdef int64_t i
         cdef const uint8_t* codes
-        cdef Cell* into
+        cdef const int64_t* start = self.search.cell_start
         cdef Cell* cell
         cdef const Cell* derivative
         memset(cells, 0, self.search.num_cells * sizeof(Cell))
-        for column in range(self.search.num_columns):
-            codes = self.columns + column * self.num_groups
-            into = cells + self.search.cell_start[column]
-            for i in range(first, first + count):
-                derivative = &self.derivatives[order[i]]
-                cell = &into[codes[order[i]]]
+        for i in range(first, first + count):
+            derivative = &self.derivatives[order[i]]
+            codes = self.row_codes + <int64_t>order[i] * columns
+            for column in range(columns):
+                cell = &cells[start[column] + codes[column]]
                 cell.gradient += derivative.gradient
                 cell.rows += derivative.rows
 
@@ -632,6 +636,20 @@ cdef class OnlineForest:
             self.repair(tree, node.left, 2 * path, depth + 1) and self.repair(tree, node.right, 2 * path + 1, depth + 1)
         )
 
+    cdef void sort_groups(self, int32_t* groups, int64_t count) noexcept nogil:
+        # In ascending order, as routing them from the root leaves them: sums do not depend on how a tree came to be.
+        cdef int64_t i, word, place = 0, words = (self.num_groups + 63) // 64
+        cdef uint64_t bits
+        memset(self.marks, 0, words * sizeof(uint64_t))
+        for i in range(count):
+            self.marks[groups[i] >> 6] |= <uint64_t>1 << (groups[i] & 63)
+        for word in range(words):
+            bits = self.marks[word]
+            while bits:
+                groups[place] = <int32_t>(64 * word + __builtin_ctzll(bits))
+                place += 1
+                bits &= bits - 1
+
     cdef void mark_used(self, const Node* nodes, int32_t slot, int32_t cut) noexcept nogil:
         self.used[slot] = 1
         if slot != cut and nodes[slot].left >= 0:
@@ -648,6 +666,7 @@ cdef class OnlineForest:
         cdef Frontier* child
         cdef int64_t num_banked = 0
         cdef int side
+        self.sort_groups(self.order + tree * self.num_groups + nodes[top].first, nodes[top].count)
         memset(self.used, 0, slots)
         self.mark_used(nodes, 0, top)
         nodes[top].left = nodes[top].right = -1

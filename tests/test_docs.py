@@ -33,6 +33,7 @@ GUIDES = [
     "tune.md",
     "estimators.md",
     "learned.md",
+    "online-learning.md",
     "op-level.md",
     "replay.md",
     "snapshots.md",

@@ -43,6 +43,7 @@ cdef class OnlineForest:
     cdef uint64_t seed, store
     # Rows of the past, grouped by equal codes.
     cdef const uint8_t* columns      # [column, group]
+    cdef const uint8_t* row_codes    # the same, [group, column]
     cdef const double* group_rows
     cdef const double* group_sum
     # Trees: nodes of tree t are the slots from tree_start[t]; order[t] lists groups leaf by leaf.
@@ -68,6 +69,7 @@ cdef class OnlineForest:
     cdef Split* fresh                # [slot of a tree] what a rebuild there would begin with
     cdef uint8_t* used               # [slot of a tree]
     cdef int32_t* swap               # [group]
+    cdef uint64_t* marks             # a bit for each group
     cdef Frontier* frontier
     cdef int64_t* recent_first       # [slot of a tree] recent rows of a node in `recent_order`
     cdef int64_t* recent_count
@@ -121,6 +123,7 @@ cdef class OnlineForest:
     cdef void note_fresh(self, int64_t tree, int32_t slot, uint64_t path) noexcept nogil
     cdef bint repair_tree(self, int64_t tree, const int32_t* rows, int64_t num_rows) noexcept nogil
     cdef bint repair(self, int64_t tree, int32_t slot, uint64_t path, int depth) noexcept nogil
+    cdef void sort_groups(self, int32_t* groups, int64_t count) noexcept nogil
     cdef void mark_used(self, const Node* nodes, int32_t slot, int32_t cut) noexcept nogil
     cdef bint rebuild(self, int64_t tree, int32_t top, uint64_t path, int depth) noexcept nogil
     cdef bint seek_children(

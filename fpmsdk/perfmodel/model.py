@@ -443,11 +443,7 @@ class ForwardPassPerfModel:
             self._estimator.learn_from(source)
 
     def _source(self, iterations: Any) -> IterationSource:
-        if self._rejects_tuning:
-            raise TuningRejectedError(
-                "this model was restored from a state snapshot with on_tune 'reject', so it does not learn; set "
-                "estimator_config.state_snapshot.on_tune to 'continue' to go on where tuning stopped"
-            )
+        self._require_tuning()
         source: IterationSource | None = _columns(iterations)
         if source is None:
             # Read before the lock is taken: attributes of foreign objects may run any code.
@@ -708,7 +704,8 @@ class ForwardPassPerfModel:
         >>> model.learned_online_diagnostics() is None
         True
         """
-        return self._kind.learned_online_diagnostics()
+        with self._tuning:
+            return self._kind.learned_online_diagnostics()
 
     def learned_selector_diagnostics(self) -> dict[str, Any] | None:
         """Decisions of a causal selector; None for other kinds.
@@ -718,7 +715,8 @@ class ForwardPassPerfModel:
         >>> model.learned_selector_diagnostics() is None
         True
         """
-        return self._kind.learned_selector_diagnostics()
+        with self._tuning:
+            return self._kind.learned_selector_diagnostics()
 
     # --- queries of some kinds of model ---
 
@@ -919,11 +917,14 @@ class ForwardPassPerfModel:
         raise self._needs("vision_operations", "a model with an encoder (encoder_parallel)")
 
     def flush_updates(self) -> None:
-        """Apply pending updates of an online learner.
+        """Apply what waits for its batch in an online learner, and let rows go that have grown too old.
 
         Raises
         ------
         UnsupportedQueryError: the model is no such estimator.
+        TuningRejectedError: it was restored with `on_tune: reject`.
+
+        Source: regression-and-learned.md section 4.4.
 
         >>> from fpmsdk.sample import MODEL
         >>> model = ForwardPassPerfModel.best_available(MODEL)
@@ -932,6 +933,7 @@ class ForwardPassPerfModel:
             ...
         fpmsdk.errors.UnsupportedQueryError: flush_updates needs an online fpm_learned estimator...
         """
+        self._require_tuning()
         with self._tuning:
             self._kind.flush_updates()
 
@@ -953,11 +955,19 @@ class ForwardPassPerfModel:
             return self._kind.export_learned_artifact()
 
     def save_online_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Save an online learner.
+        """Write an online learner into a new directory, whole or not at all; `checkpoint_path` may name it.
+
+        Parameters
+        ----------
+        path: the directory; nothing may be there yet, its parent must exist.
 
         Raises
         ------
         UnsupportedQueryError: the model is no such estimator.
+        LearnedModelError: something is at `path`.
+        OSError: it cannot be written.
+
+        Source: regression-and-learned.md section 4.7.
 
         >>> from fpmsdk.sample import MODEL
         >>> model = ForwardPassPerfModel.best_available(MODEL)
@@ -1000,6 +1010,13 @@ class ForwardPassPerfModel:
         return save_state_snapshot(
             self._kind, self._selection.config, path, include_perf_db=include_perf_db, tuning=self._tuning
         )
+
+    def _require_tuning(self) -> None:
+        if self._rejects_tuning:
+            raise TuningRejectedError(
+                "this model was restored from a state snapshot with on_tune 'reject', so it does not learn; set "
+                "estimator_config.state_snapshot.on_tune to 'continue' to go on where tuning stopped"
+            )
 
     def _needs(self, query: str, needed: str) -> UnsupportedQueryError:
         return UnsupportedQueryError(f"{query} needs {needed}; this model is {self._kind.mode}")

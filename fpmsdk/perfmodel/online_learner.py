@@ -31,7 +31,8 @@ from fpmsdk.learned.training_checkpoint import (
     checkpoint_error,
     read_training_checkpoint,
 )
-from fpmsdk.perfmodel.online_state import MODEL, ONLINE_MODEL, ONLINE_STATES, ONLINE_STORE, check_online_store
+from fpmsdk.perfmodel.online_state import LEARNER_STORE, ONLINE_MODEL, ONLINE_STORE, check_online_store
+from fpmsdk.perfmodel.state_registry import STATES
 from fpmsdk.snapshot.state import StatePart
 
 # What of `estimator_config.fpm_learned` names files and not behaviour.
@@ -189,8 +190,8 @@ def _resumed(config: dict[str, Any], folder: str, read: Read) -> Learned:
 def _restored(
     content: bytes, artifact: Artifact, controls: dict[str, Any]
 ) -> tuple[tuple[int, int, int], dict[str, OnlineStore]]:
-    parts = ONLINE_STATES.decode(content)
-    expected = [(MODEL, ONLINE_MODEL.name), *((kind, ONLINE_STORE.name) for kind in artifact.stores)]
+    parts = STATES.decode(content)
+    expected = [(LEARNER_STORE, ONLINE_MODEL.name), *((kind, ONLINE_STORE.name) for kind in artifact.stores)]
     found = [(part.store, part.layout.name) for part in parts]
     if found != expected:
         raise StateSnapshotError(f"stores: expected {expected}, found {found}")
@@ -209,7 +210,7 @@ def _restored(
             if largest > max(limit, 0):
                 raise StateSnapshotError(f"store {part.name}: field {name}: expected at most {limit}, found {largest}")
     if total != accepted:
-        raise StateSnapshotError(f"store {MODEL}: accepted_observations: expected {total}, found {accepted}")
+        raise StateSnapshotError(f"store {LEARNER_STORE}: accepted_observations: expected {total}, found {accepted}")
     return (accepted, next_row_id, rejected), stores
 
 
@@ -245,6 +246,20 @@ def published_artifact(learned: Learned) -> Artifact:
     return learned.artifact._replace(stores=stores)
 
 
+def learner_parts(learned: Learned, rejected: int) -> list[StatePart]:
+    """Copies of everything that a learner keeps; `rejected` counts iterations without a valid time so far."""
+    clock = np.array([*learned.learner.clocks(), rejected], np.int64)
+    stores = learned.learner.trained()
+    return [
+        StatePart(LEARNER_STORE, ONLINE_MODEL, {"clock": clock}),
+        *(StatePart(kind, ONLINE_STORE, _ordered(store.saved())) for kind, store in stores.items()),
+    ]
+
+
+def _ordered(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {item.name: arrays[item.name] for item in ONLINE_STORE.fields}
+
+
 def runtime_checkpoint(
     learned: Learned, config: dict[str, Any], identity: dict[str, Any], rejected: int, *, source_path: str
 ) -> RuntimeCheckpoint:
@@ -257,14 +272,11 @@ def runtime_checkpoint(
     rejected: iterations without a valid time, so far.
     source_path: of the training checkpoint; empty inside a saved state.
     """
-    clock = np.array([*learned.learner.clocks(), rejected], np.int64)
-    parts = [StatePart(MODEL, ONLINE_MODEL, {"clock": clock})]
-    parts += [StatePart(kind, ONLINE_STORE, store.saved()) for kind, store in learned.learner.trained().items()]
     state = RuntimeState(
         controls=controls_of(config),
         identity=identity,
         source_path=source_path,
         source_sha256=learned.source_sha256,
-        parts=bytes(ONLINE_STATES.encode(parts)),
+        parts=bytes(STATES.encode(learner_parts(learned, rejected))),
     )
     return RuntimeCheckpoint(published_artifact(learned), state)

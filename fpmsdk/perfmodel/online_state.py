@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpmsdk._ext.causal_selector import KEYS
-from fpmsdk._ext.features import WORKLOAD_KINDS
 from fpmsdk._ext.learned_online import LEARNER_CLOCKS
 from fpmsdk._ext.online import COUNTERS
 from fpmsdk._ext.online_forest import DEPTH_LIMIT
 from fpmsdk._ext.sampler import wrong_state
 from fpmsdk.snapshot.layout import StateField, StateLayout
-from fpmsdk.snapshot.state import StateRegistry
 
 if TYPE_CHECKING:
     from fpmsdk.snapshot.layout import Arrays
@@ -96,9 +94,8 @@ def calibration_name(workload: str, query: str) -> str:
 
 CALIBRATION_STORES = tuple(calibration_name(*key) for key in KEYS)
 
-# State of a runtime checkpoint. Codes never change within its version.
-MODEL = "model"
-ONLINE_STATES = StateRegistry((MODEL, *WORKLOAD_KINDS), {1: ONLINE_MODEL, 2: ONLINE_STORE})
+# The store that holds what the stores of a learner share.
+LEARNER_STORE = "learner"
 
 
 def check_online_store(saved: "Arrays", controls: dict[str, Any], num_features: int) -> None:
@@ -131,7 +128,9 @@ def _check_bins(saved: "Arrays", num_features: int) -> None:
     _require((np.diff(thresholds)[inside] > 0).all(), "thresholds", "strictly increasing per feature", "others")
     columns, column_of = saved["columns"], saved["column_of"]
     _require(len(saved["group_rows"]) > 0, "group_rows", "at least one group", 0)
-    _require(saved["group_rows"].sum() < 1 << 53, "group_rows", "fewer rows", "too many")
+    # Added by Python, which does not wrap.
+    total = sum(saved["group_rows"].tolist())
+    _require(total < 1 << 53, "group_rows", "fewer than 2^53 rows", total)
     expected = np.arange(len(columns))
     _require(np.array_equal(np.unique(column_of), expected), "column_of", f"all of {len(columns)} columns", column_of)
     for feature, column in enumerate(column_of):
@@ -151,15 +150,21 @@ def _check_trees(saved: "Arrays") -> None:
     slots, counts, nodes = saved["tree_slots"], saved["tree_nodes"], len(saved["left"])
     _require((counts <= slots).all(), "tree_nodes", "at most tree_slots", counts)
     _require(counts.sum() == nodes, "tree_nodes", f"{nodes} in all", counts.sum())
-    _require(slots.sum() < 1 << 31, "tree_slots", "less than 2^31 in all", slots.sum())
+    # Every leaf of a seed holds a group, so that no more memory is asked for than the groups need themselves.
+    most = 2 * len(saved["group_rows"]) - 1
+    _require((slots <= most).all(), "tree_slots", f"at most {most}", slots.max(initial=0))
+    _require(sum(slots.tolist()) < 1 << 31, "tree_slots", "less than 2^31 in all", sum(slots.tolist()))
     leaf = saved["left"] < 0
     for name in ("value", "refreshed_value", "recent_gradient"):
-        _require((saved[name][~leaf] == 0.0).all(), name, "0.0 at inner nodes", "others")
+        # Not -0.0 either: inner nodes are written as 0.0, and equal state has to give equal bytes.
+        _require(not saved[name][~leaf].view(np.int64).any(), name, "0.0 at inner nodes", "others")
     for name in ("feature", "bin", "missing_left"):
         _require((saved[name][leaf] == 0).all(), name, "0 at leaves", "others")
     bins = saved["num_bins"]
     _require((saved["feature"] < len(bins)).all(), "feature", f"below {len(bins)}", saved["feature"].max())
     _require((saved["bin"] < bins[saved["feature"]]).all(), "bin", "a bin of its feature", "another")
+    generation = int(saved["generation"].max(initial=0))
+    _require(generation <= _MOST_OBSERVATIONS, "generation", f"at most {_MOST_OBSERVATIONS}", generation)
     start = 0
     for tree, (count, most) in enumerate(zip(counts.tolist(), slots.tolist(), strict=True)):
         left, right = (saved[name][start : start + count].tolist() for name in ("left", "right"))
@@ -198,6 +203,10 @@ def _check_rows(saved: "Arrays", controls: dict[str, Any]) -> None:
     _require(recent == len(saved["gradients"]), "clock (recent_rows)", len(saved["gradients"]), recent)
     _require(recent <= controls["recent_window"], "clock (recent_rows)", f"at most {controls['recent_window']}", recent)
     _require(pending < controls["update_every"], "clock (pending_rows)", f"below {controls['update_every']}", pending)
+    fixed = len(saved["tree_slots"]) - (controls["mutable_tree_tail"] or len(saved["tree_slots"]))
+    _require(
+        (saved["gradients"][:, : max(fixed, 0)] == 0.0).all(), "gradients", "0.0 of trees that are fixed", "others"
+    )
     for name in ("row_ids", "stamps"):
         _require((np.diff(saved[name]) > 0).all(), name, "ascending", saved[name])
     _require((saved["codes"] <= saved["num_bins"]).all(), "codes", "bins of their features", "others")

@@ -19,24 +19,30 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fpmsdk import ForwardPassPerfModel, errors
+from fpmsdk.learned.runtime_checkpoint import read_runtime_checkpoint, runtime_files
+from fpmsdk.perfmodel.causal_selector import CausalKind
 from fpmsdk.perfmodel.learned import FrozenKind
+from fpmsdk.perfmodel.learned_online import OnlineKind, build_online
+from fpmsdk.perfmodel.online_learner import learner_parts
 from fpmsdk.perfmodel.oplevel import OpLevelKind
 from fpmsdk.perfmodel.regression import RegressionKind
 from fpmsdk.perfmodel.restoring import install_state
 from fpmsdk.perfmodel.select import Selection, select
 from fpmsdk.perfmodel.state_registry import STATES
 from fpmsdk.perfmodel.wholeforward import WholeForwardKind
+from tests.snapshot.golden import state_of
 from tests.snapshot.kinds import continued, iterations, prepare, without_snapshot
 from tests.snapshot.tampering import edited
 
 REFUSALS = (errors.StateSnapshotError, errors.StateSnapshotIOError)
 # What a model may say of a query or of tuning after it was restored.
-ANSWERS = (errors.MetricsError, errors.PerfDataNotAvailableError)
+ANSWERS = (errors.MetricsError, errors.PerfDataNotAvailableError, errors.LearnedModelError)
 # Those that a configuration may be refused with.
 CONFIGURATION = (
     *REFUSALS,
@@ -52,6 +58,7 @@ class Target(NamedTuple):
 
     name: str
     folder: Path
+    original: dict
     config: dict
     state: bytes
     selection: Selection
@@ -70,10 +77,40 @@ class Target(NamedTuple):
             new = RegressionKind(kind.config)
         elif isinstance(kind, OpLevelKind):
             new = OpLevelKind(kind._engine, kind.spec, kind.config, kind.data_source)
+        elif isinstance(kind, CausalKind):
+            return ForwardPassPerfModel.best_available(self.original)
         else:
             assert isinstance(kind, WholeForwardKind)
             new = WholeForwardKind(kind._engine, kind.table, kind.cell, kind.config, kind.data_source, kind._graph)
         return ForwardPassPerfModel(self.selection._replace(kind=new))
+
+    def restored(self, content):
+        """A model with this state; raises what a restore would."""
+        if isinstance(self.selection.kind, OnlineKind):
+            return self.resumed(content)
+        model = self.fresh()
+        install_state(model._kind, content, "state.bin")
+        return model
+
+    def resumed(self, content):
+        # The state of a learner alone lies in its checkpoint, behind digests that fit and beside the trees it says.
+        folder, config = self.folder / "online", self.selection.config
+        checkpoint = read_runtime_checkpoint(folder)
+        files = runtime_files(checkpoint._replace(state=msgspec.structs.replace(checkpoint.state, parts=content)))
+        learned = config["estimator_config"]["fpm_learned"] | {
+            "checkpoint_path": str(folder),
+            "source_sha256": hashlib.sha256(files["manifest.json"]).hexdigest(),
+        }
+        estimator = config["estimator_config"] | {"fpm_learned": learned}
+        kind = build_online(config | {"estimator_config": estimator}, lambda path: files[Path(path).name])
+        return ForwardPassPerfModel(self.selection._replace(kind=kind))
+
+    def saved(self, model):
+        """The bytes of a model's state."""
+        kind = model._kind
+        if isinstance(kind, OnlineKind):
+            return STATES.encode(learner_parts(kind._learned, kind._reports.rejected()))
+        return STATES.encode(kind.state_parts())
 
 
 def targets(folder, observations=120):
@@ -85,10 +122,12 @@ def targets(folder, observations=120):
         model.tune_with_fpms([[rank] for rank in frames[:-12]])
         place = folder / name
         pinned = continued(model.save_state_snapshot(place))
-        selection = select(ForwardPassPerfModel.normalize_config(without_snapshot(pinned)))
+        learns = name.startswith(("learned online", "learned causal_selector"))
+        base = config if learns else without_snapshot(pinned)
+        selection = select(ForwardPassPerfModel.normalize_config(base))
         queries = iterations(config, "eval", 8)
         more = [[rank] for rank in frames[-12:]]
-        built.append(Target(name, place, pinned, (place / "state.bin").read_bytes(), selection, queries, more))
+        built.append(Target(name, place, config, pinned, state_of(place), selection, queries, more))
     return built
 
 
@@ -98,12 +137,11 @@ class Difference(AssertionError):
 
 def try_state(target, content):
     """Restore a mutated state into a fresh model; what came of it in a word."""
-    model = target.fresh()
     try:
-        install_state(model._kind, content, "state.bin")
-    except REFUSALS:
+        model = target.restored(content)
+    except (*REFUSALS, errors.LearnedModelError):
         return "refused"
-    if STATES.encode(model._kind.state_parts()) != content:
+    if target.saved(model) != content:
         raise Difference(f"{target.name}: restored another state than the one in the bytes")
     use(target, model)
     return "unchanged" if content == target.state else "accepted"
@@ -122,10 +160,10 @@ def use(target, model):
         model.tune_with_fpms(target.more)
     model.diagnostics(), model.readiness_report(), model.regression_store_diagnostics()
     model.get_min_correction_factor(), model.get_max_correction_factor(), model.get_avg_correction_factor()
-    saved = STATES.encode(model._kind.state_parts())
-    again = target.fresh()
-    install_state(again._kind, saved, "saved again")
-    if STATES.encode(again._kind.state_parts()) != saved:
+    if isinstance(model._kind, OnlineKind):
+        return  # its trees are no longer those of the checkpoint's artifact
+    saved = target.saved(model)
+    if target.saved(target.restored(saved)) != saved:
         raise Difference(f"{target.name}: what was saved again restores as another state")
 
 
@@ -234,6 +272,7 @@ def try_documents(target, random_numbers, count):
     """Try mutants of manifest and configuration, each with the state, through the public constructor."""
     outcomes = Counter()
     manifest = (target.folder / "manifest.json").read_bytes()
+    untouched = (target.folder / "state.bin").read_bytes()
     folder = target.folder.with_name(f"{target.name} mutants")
     shutil.copytree(target.folder, folder)
     for _ in range(count):
@@ -248,7 +287,7 @@ def try_documents(target, random_numbers, count):
         elif choice == 2:
             change_document(random_numbers, config)
         else:
-            state = flipped(random_numbers, target.state)
+            state = flipped(random_numbers, untouched)
             (folder / "state.bin").write_bytes(state)
             document = json.loads(manifest)
             record = next(file for file in document["files"] if file["path"] == "state.bin")
@@ -269,7 +308,7 @@ def try_documents(target, random_numbers, count):
                 raise Difference(f"{target.name}: restored another state than the one on disk")
             outcomes["accepted"] += 1
         finally:
-            (folder / "state.bin").write_bytes(target.state)
+            (folder / "state.bin").write_bytes(untouched)
     shutil.rmtree(folder)
     return outcomes
 

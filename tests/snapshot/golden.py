@@ -3,6 +3,8 @@
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from fpmsdk import ForwardPassPerfModel
 from tests.snapshot.kinds import iterations, prepare
 
@@ -19,6 +21,8 @@ NAMES = {
     "op_level_hybrid": "op_level bounded",
     "fpm_interpolation": "fpm_interpolation hybrid",
     "execution_profile": "execution_profile",
+    "learned_online": "learned online batches",
+    "learned_causal_selector": "learned causal_selector",
     "learned_frozen": "learned frozen hybrid",
 }
 
@@ -31,7 +35,15 @@ def main():
             model = ForwardPassPerfModel.best_available(configs[kind])
             model.tune_with_fpms([[rank] for rank in iterations(configs[kind], "train", 150)])
             model.save_state_snapshot(Path(folder) / name)
-            (FOLDER / f"{name}.bin").write_bytes((Path(folder) / name / "state.bin").read_bytes())
+            (FOLDER / f"{name}.bin").write_bytes(state_of(Path(folder) / name))
+
+
+def state_of(folder):
+    """The state in a snapshot; that of a learner alone lies in its checkpoint."""
+    content = (folder / "state.bin").read_bytes()
+    if content == bytes(8) and (folder / "online").exists():
+        return msgspec.msgpack.decode((folder / "online" / "state.bin").read_bytes())["parts"]
+    return content
 
 
 if __name__ == "__main__":

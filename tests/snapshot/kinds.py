@@ -12,6 +12,7 @@ import os
 import msgspec
 
 from fpmsdk import ForwardPassPerfModel, errors, sample
+from tests.learned.checkpoints import written_checkpoint
 from tests.learned.recorded import artifact_bytes, artifact_path, vectors
 from tests.perfdb.pairs import VERSION, decode, prefill, write_pair
 from tests.perfdb.synthetic import Systems
@@ -84,6 +85,8 @@ def prepare(folder):
     configs["op_level uncorrected"] = op_level | {"estimator_config": {"correction": {"enabled": False}}}
     configs["fpm_interpolation in root"] = corrected(forward_in_root_config(folder), "hybrid")
     configs["execution_profile"] = profiled_config(folder, op_level)
+    for name, learned in LEARNING.items():
+        configs[name] = learning_config(folder, **learned)
     frozen = frozen_config(folder)
     for mode in ("fixed", "dynamic_local", "hybrid"):
         configs[f"learned frozen {mode}"] = corrected(frozen, mode)
@@ -112,6 +115,30 @@ def frozen_decode_config(folder):
     learned = {"artifact_path": str(path), "adaptation": "frozen"}
     changes = {"worker_type": "decode", "estimator_config": {"fpm_learned": learned}}
     return vectors()["identity_config"] | changes
+
+
+# Learners with their defaults, with rows that wait when the state is saved, with fixed trees, and both experts.
+LEARNING = {
+    "learned online": {},
+    "learned online batches": {
+        "update_every": 4,
+        "recent_max_age_observations": 60,
+        "history_bin_grouping": False,
+        "mutable_tree_tail": 5,
+    },
+    "learned online leaf_only": {"update_mode": "leaf_only", "update_step": 0.5, "eager_refresh_interval": 7},
+    "learned causal_selector": {"adaptation": "causal_selector"},
+}
+
+
+def learning_config(folder, **learned):
+    path = folder / "checkpoint-main"
+    if not path.exists():
+        written_checkpoint(folder)
+    estimator = {"fpm_learned": {"checkpoint_path": str(path)} | learned}
+    if learned.get("adaptation") == "causal_selector":
+        estimator["correction"] = LIMITS
+    return vectors()["identity_config"] | {"estimator_config": estimator}
 
 
 def op_level_config(folder):
@@ -198,6 +225,8 @@ def recorded(name):
 
 def iterations(config, name, count):
     """The first iterations of a recorded stream that an untuned model of this configuration takes."""
+    if config.get("estimator_config", {}).get("fpm_learned", {}).get("checkpoint_path"):
+        return list(recorded(name)[:count])  # takes all of them, and one of a selector is only built from its snapshot
     cold = ForwardPassPerfModel.best_available(without_snapshot(config))
     found = []
     for frame in recorded(name):

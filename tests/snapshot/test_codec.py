@@ -18,7 +18,7 @@ GOLDEN = sorted((Path(__file__).parents[1] / "vectors" / "snapshots").glob("*.bi
 # files (`python -m tests.snapshot.golden`).
 DIGESTS = {
     1: "584c0d2d636c9b65ca2503f89c2b1e99ad0bdf0083a94d7222cba4d1619ed955",
-    2: "fb92f77c1ba7be991e6f4a45125821218cb6ef044ff6e2b8abf6a2a2371784cf",
+    2: "50527bbee72aaa637943a928c04e27d40c54e39a1062f88c7b36480623e29f67",
 }
 
 
@@ -36,6 +36,13 @@ STORES = (
     "prefill",
     "decode",
     "mixed",
+    *(
+        f"{forest}.{query}"
+        for forest in ("pure_decode", "contains_locally_mixed", "cross_rank_aggregated", "pure_prefill")
+        for query in ("prefill", "decode", "mixed")
+    ),
+    "selector",
+    "learner",
 )
 SAMPLER = (
     ("axis_min", "d", "axes of the sampler"),
@@ -116,6 +123,47 @@ FORMS = {
         ("clock", "q", 2),
     ),
     6: ("automatic_choice", ("mean_error", "d", "candidates"), ("answers", "q", "candidates"), ("selected", "q", 1)),
+    7: (
+        "causal_selector",
+        ("observations", "q", 12),
+        ("stable_ewma", "d", 12),
+        ("online_ewma", "d", 12),
+        ("online_selected", "B", 12),
+        ("streak", "q", 12),
+        ("switches", "q", 12),
+    ),
+    8: ("online_model", ("clock", "q", 3)),
+    9: (
+        "online_store",
+        ("num_bins", "i", "features"),
+        ("column_of", "i", "features"),
+        ("threshold_start", "q", "features", 1),
+        ("thresholds", "d", "thresholds"),
+        ("group_rows", "q", "groups"),
+        ("group_sum", "d", "groups"),
+        ("columns", "B", "columns", "groups"),
+        ("history_ids_sha256", "B", 32),
+        ("rates", "d", 3),
+        ("limits", "q", 2),
+        ("tree_slots", "q", "trees"),
+        ("tree_nodes", "q", "trees"),
+        ("left", "i", "nodes"),
+        ("right", "i", "nodes"),
+        ("feature", "i", "nodes"),
+        ("bin", "i", "nodes"),
+        ("missing_left", "i", "nodes"),
+        ("budget", "i", "nodes"),
+        ("generation", "q", "nodes"),
+        ("value", "d", "nodes"),
+        ("refreshed_value", "d", "nodes"),
+        ("recent_gradient", "d", "nodes"),
+        ("row_ids", "q", "rows"),
+        ("stamps", "q", "rows"),
+        ("targets", "d", "rows"),
+        ("codes", "B", "rows", "features"),
+        ("gradients", "d", "recent", "trees"),
+        ("clock", "q", 11),
+    ),
 }
 
 
@@ -168,7 +216,7 @@ def test_what_was_read_is_written_again_byte_for_byte(path):
 def test_there_is_a_golden_file_for_every_layout():
     seen = {part.layout.name for path in GOLDEN for part in STATES.decode(path.read_bytes())}
     assert seen == {layout.name for layout in STATES.layouts.values()}
-    assert len(GOLDEN) == 13
+    assert len(GOLDEN) == 14
 
 
 # --- bounded reading ---

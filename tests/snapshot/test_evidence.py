@@ -38,6 +38,10 @@ NAMES = [
     "fpm_interpolation hybrid",
     "fpm_interpolation in root",
     "execution_profile",
+    "learned online",
+    "learned online batches",
+    "learned online leaf_only",
+    "learned causal_selector",
     "learned frozen fixed",
     "learned frozen dynamic_local",
     "learned frozen hybrid",
@@ -75,4 +79,5 @@ def test_a_restored_model_is_the_uninterrupted_one(configs, name, tmp_path):
 
 
 def state(folder: Path):
-    return (folder / "state.bin").read_bytes()
+    files = (folder / "state.bin", *sorted((folder / "online").glob("*")))
+    return [(file.name, file.read_bytes()) for file in files]

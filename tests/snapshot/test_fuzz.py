@@ -16,6 +16,8 @@ KINDS = (
     "op_level bounded",
     "fpm_interpolation dynamic_local",
     "execution_profile",
+    "learned online batches",
+    "learned causal_selector",
 )
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from fpmsdk import ForwardPassPerfModel, FpmBatch, errors, sample
 from fpmsdk.perfmodel.correction import DYNAMIC_STORE, FIXED_STORE
+from fpmsdk.perfmodel.online_state import CAUSAL_SELECTOR, ONLINE_MODEL, ONLINE_STORE
 from fpmsdk.perfmodel.recursive_layouts import CHOICE, RECURSIVE_STORE
 from fpmsdk.perfmodel.regression_layouts import LINEAR_STORE
 from fpmsdk.perfmodel.spline_layout import SPLINE_STORE
@@ -21,14 +22,17 @@ DIGESTS = {
     ("dynamic_local_correction", 2): "a9a9d3f9f8923027b123bf3b7aff925601129eed7502ca8860e0038edece621d",
     ("recursive_store", 1): "4ebb6e1e072b51a7126c095b3aeb634653001b106f4cc7b82e88429264ea1f57",
     ("automatic_choice", 1): "bbfb225c4847fa449261714c3947a7a38ac5a35e85126dc9c950bbc713f70ca9",
+    ("online_model", 1): "bf943bd2a3d404c35c0e483fd604ff8715a9c3eefc0e7409501572879af40d16",
+    ("online_store", 1): "2827606416b028546db2ecfd149c88c177f31fc35a01f693351e017e8f4c1244",
+    ("causal_selector", 1): "a613f43b2b8952bfad6583b12fe597c24a08814c09128212d6d0861b9cb8155c",
 }
+LAYOUTS = [
+    *(LINEAR_STORE, SPLINE_STORE, RECURSIVE_STORE, CHOICE, FIXED_STORE, DYNAMIC_STORE),
+    *(ONLINE_MODEL, ONLINE_STORE, CAUSAL_SELECTOR),
+]
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [LINEAR_STORE, SPLINE_STORE, RECURSIVE_STORE, CHOICE, FIXED_STORE, DYNAMIC_STORE],
-    ids=lambda layout: layout.name,
-)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_a_declaration_does_not_change_within_a_version(layout):
     assert layout.digest() == DIGESTS[layout.name, layout.version]
 
