@@ -47,7 +47,7 @@ def write_trace(path: Path, kind: str, count: int) -> None:
                 "output_length": 128,
                 "hash_ids": [rng.randrange(5), 5 + number],
             }
-            if kind in ("file, sessions", STATISTICS):
+            if kind in ("file, sessions", STATISTICS, CHECK):
                 row |= {"request_id": f"request {number}", "session_id": f"session {(number + rng.randrange(60)) // 3}"}
             file.write(json.dumps(row) + "\n")
 
@@ -88,15 +88,16 @@ def statistics(path: str) -> dict[str, Any]:
 
 
 def check(path: str) -> dict[str, Any]:
-    """The check of a file without names in this process; what it needed."""
+    """The check of a file, and of what an engine would reject, in this process; what it needed."""
     from fpmsdk.replay.check import check_trace
 
     started = time.perf_counter()
-    outcome = check_trace(path)
+    outcome = check_trace(path, launch={"engine": {"max_model_len": 4096}})
     return {
         "peak_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "seconds": round(time.perf_counter() - started, 2),
         "completed_requests": outcome.num_requests,
+        "num_sessions": outcome.num_sessions,
         "ok": outcome.ok,
     }
 

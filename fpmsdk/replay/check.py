@@ -1,7 +1,7 @@
 """What is wrong or strange with a trace file, all of it, with lines; and what an engine would say to its requests.
 
-Reads a file row by row as `Trace.read` does, but goes on after a fault. Arrivals go to disk; in memory are the names
-that the file gives to requests and sessions, and requests of the same time.
+Reads a file row by row as `Trace.read` does, but goes on after a fault. Rows go to disk, where the rules that look at
+several of them find them in the order that they need.
 Source: engine-and-replay.md sections 2.5 and 5.2.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,12 +22,15 @@ import numpy as np
 from fpmsdk.errors import TraceError
 from fpmsdk.launch.config import EngineLaunchConfig
 from fpmsdk.replay.builder import check_span
-from fpmsdk.replay.formats import open_trace, read_trace
+from fpmsdk.replay.checked_rows import CheckedRows
+from fpmsdk.replay.formats import open_trace
 from fpmsdk.replay.formats.reader import Reader, ReadOptions
 from fpmsdk.replay.pools import refusals
 from fpmsdk.replay.rejections import rejection_reasons
 from fpmsdk.replay.rows import Clock, LeftOut, Row
-from fpmsdk.replay.sorting import FirstSeen
+from fpmsdk.replay.scratch import full_disk_told
+from fpmsdk.replay.spool import Spool
+from fpmsdk.replay.timeline import Timeline
 
 _EXAMPLES = 5
 # Fewer rows show no pattern.
@@ -103,6 +108,9 @@ def check_trace(
 ) -> TraceCheck:
     """Check a trace file as a whole.
 
+    Memory does not grow with the number of requests; a form that is one document (`recorded`) and a single Weka play
+    are decoded whole.
+
     Parameters
     ----------
     path, format, options: as `Trace.read` takes them.
@@ -127,222 +135,238 @@ def check_trace(
     if launch is not None and not isinstance(launch, EngineLaunchConfig):
         config = EngineLaunchConfig.from_mapping(launch)
     reader = open_trace(path, format, options)
-    with closing(_Survey(reader)) as survey:
-        for number, (line, record) in enumerate(reader.records(), 1):
-            survey.take(line, record)
-            if number % _ROWS_PER_STEP == 0:
-                advance(_ROWS_PER_STEP)
-        survey.conclude()
-    findings = survey.findings
-    if isinstance(config, EngineLaunchConfig) and survey.num_requests and survey.is_sound():
-        findings += _outcomes(path, reader, options or ReadOptions(), config, scheduler_rules)
+    with full_disk_told(path), closing(CheckedRows()) as rows:
+        findings = _findings(reader, rows, advance)
+        num_requests, num_sessions = rows.count(), rows.count_sessions()
+    is_sound = not any(finding.level == "fault" and finding.count for finding in findings)
+    if isinstance(config, EngineLaunchConfig) and num_requests and is_sound:
+        again = open_trace(path, reader.form, options)
+        findings += _outcomes(again, config, scheduler_rules)
     levels = ("fault", "warning", "note")
     return TraceCheck(
         str(path),
         reader.form,
         reader.block_tokens,
-        survey.num_requests,
-        survey.num_sessions,
+        num_requests,
+        num_sessions,
         sorted((found for found in findings if found.count), key=lambda found: levels.index(found.level)),
     )
 
 
-class _Survey:
-    """What the rows of a file show."""
+def _findings(reader: Reader, rows: CheckedRows, advance: Callable[[int], None]) -> list[Finding]:
+    """What every rule finds, one after the other; a rule does not see rows that one before it refuses."""
+    reading = _Reading(reader, advance)
+    rows.fill(reading.sound_rows())
+    refused = reading.refused
+    if reading.has_names:
+        _refuse_repeated_names(reader, rows, refused)
+    _refuse_contradicting_turns(reader, rows, refused)
+    return [
+        *refused.findings(reading.blocks.hint()),
+        *_units(reader, rows),
+        reading.blocks.surplus(),
+        _note("order", "rows lie before the row above them; they are put in order", rows.before_the_last()),
+        _note("duplicate", "rows repeat another one of the same time", rows.copies()),
+        _note("zero_output", "requests ask for no output: they end with their prefill", rows.without_output()),
+        *reading.left_out.values(),
+    ]
+
+
+def _note(kind: str, text: str, lines: Iterable[int]) -> Finding:
+    return _counted(Finding("note", kind, text), lines)
+
+
+def _counted(finding: Finding, lines: Iterable[int]) -> Finding:
+    for line in lines:
+        finding.add(line)
+    return finding
+
+
+class _Refused:
+    """Faults of rows, in whatever order they are found; of each kind the first ones of the file are kept."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, list[tuple[int, int | None, str]]] = {}
+
+    def add(self, place: int, fault: TraceError) -> None:
+        """Count a fault of the row at a place."""
+        # Faults of one kind differ in their figures only.
+        kind = fault.field or str(fault).partition(": ")[0]
+        self._counts[kind] += 1
+        first = self._first.setdefault(kind, [])
+        insort(first, (place, fault.line, str(fault)))
+        del first[_EXAMPLES:]
+
+    def findings(self, block_hint: str) -> list[Finding]:
+        """One for each kind."""
+        found = []
+        for kind, first in sorted(self._first.items(), key=lambda item: item[1][0][0]):
+            text = first[0][2]
+            lines = [line for _, line, _ in first if line is not None]
+            found.append(
+                Finding("fault", "row", text + block_hint if "capacity" in text else text, self._counts[kind], lines)
+            )
+        return found
+
+
+class _Reading:
+    """The rows of a file one by one, and what each shows alone."""
+
+    def __init__(self, reader: Reader, advance: Callable[[int], None]) -> None:
+        self._reader = reader
+        self._advance = advance
+        self.refused = _Refused()
+        self.left_out: dict[str, Finding] = {}
+        self.blocks = _Blocks(reader)
+        self.has_names = False
+
+    def sound_rows(self) -> Iterator[tuple[int, Row]]:
+        """Rows with ascending numbers."""
+        place = 0
+        for number, (line, record) in enumerate(self._reader.records(), 1):
+            try:
+                for row in self._reader.parse(line, record):
+                    place += 1
+                    if isinstance(row, LeftOut):
+                        text = f"records are left out: {row.reason}"
+                        self.left_out.setdefault(row.reason, Finding("note", "left_out", text)).add(row.line)
+                        continue
+                    self.blocks.add(row)
+                    self._reader.check_blocks(row)
+                    self.has_names = self.has_names or bool(row.request_id)
+                    yield place, row
+            except TraceError as fault:
+                place += 1
+                self.refused.add(place, fault)
+            if number % _ROWS_PER_STEP == 0:
+                self._advance(_ROWS_PER_STEP)
+
+
+class _Blocks:
+    """Which sizes of blocks explain how many hash ids the prompts have."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._timeline = reader.timeline()
-        self.num_requests = self.num_sessions = 0
-        self._arrivals = _Arrivals(reader.clock)
-        self._moment: set[int] = set()  # the rows of the last time
-        self._least_block, self._most_block = 1, math.inf
-        self._row_faults: dict[str, Finding] = {}
-        self._left_out: dict[str, Finding] = {}
-        self._order = Finding("note", "order", "rows lie before the row above them; they are put in order")
-        self._zero_output = Finding("note", "zero_output", "requests ask for no output: they end with their prefill")
-        self._duplicates = Finding("note", "duplicate", "rows repeat another one of the same time")
+        self._least, self._most = 1, math.inf
         self._surplus = Finding("warning", "blocks", "")
-        self._others: list[Finding] = []
 
-    @property
-    def findings(self) -> list[Finding]:
-        """All kinds, also those that did not occur."""
-        several = (self._row_faults.values(), self._left_out.values())
-        counted = (self._surplus, self._order, self._duplicates, self._zero_output)
-        return [*several[0], *self._others, *counted, *several[1]]
-
-    def is_sound(self) -> bool:
-        """Whether `Trace.read` reads the file."""
-        return not any(finding.level == "fault" for finding in self.findings)
-
-    def take(self, line: int, record: Any) -> None:
-        """One record."""
-        try:
-            for row in self._reader.parse(line, record):
-                if isinstance(row, LeftOut):
-                    text = f"records are left out: {row.reason}"
-                    self._left_out.setdefault(row.reason, Finding("note", "left_out", text)).add(row.line)
-                else:
-                    self._observe_blocks(row)
-                    self._reader.check_blocks(row)
-                    self._observe(row)
-        except TraceError as fault:
-            # Faults of one kind differ in their figures only.
-            kind = fault.field or str(fault).partition(": ")[0]
-            self._row_faults.setdefault(kind, Finding("fault", "row", str(fault))).add(fault.line)
-
-    def _observe(self, row: Row) -> None:
-        _, turn, _ = self._timeline.place(row)
-        self.num_requests += 1
-        if row.output_tokens == 0:
-            self._zero_output.add(row.line)
-        if turn:
-            return
-        self.num_sessions += 1
-        at = row.at or 0
-        before = self._arrivals.last_at
-        if before is not None and at < before:
-            self._order.add(row.line)
-        if at != before:
-            self._moment.clear()
-        likeness = hash((row.prompt_tokens, row.output_tokens, tuple(row.hash_ids)))
-        if likeness in self._moment:
-            self._duplicates.add(row.line)
-        self._moment.add(likeness)
-        self._arrivals.add(at, row.line)
-
-    def _observe_blocks(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
+        """Look at one more row."""
         count = len(row.hash_ids)
         if not count:
             return
         # A block size that needs exactly so many blocks for this prompt.
-        self._least_block = max(self._least_block, -(-row.prompt_tokens // count))
+        self._least = max(self._least, -(-row.prompt_tokens // count))
         if count > 1:
-            self._most_block = min(self._most_block, -(-row.prompt_tokens // (count - 1)) - 1)
+            self._most = min(self._most, -(-row.prompt_tokens // (count - 1)) - 1)
         if count > -(-row.prompt_tokens // self._reader.block_tokens):
             self._surplus.add(row.line)
 
-    def conclude(self) -> None:
-        """What only shows when all rows are there."""
+    def surplus(self) -> Finding:
+        """Rows with more hash ids than they need, unless the size at hand explains them all."""
         size = self._reader.block_tokens
-        if not self._least_block <= size <= self._most_block:
-            fits = "no one block size fits all of them"
-            if self._least_block <= self._most_block:
-                fits = f"blocks of {self._least_block} to {self._most_block:g} tokens fit all rows"
-                fits = fits.replace(f" to {self._least_block:g} tokens", " tokens")
-            self._surplus.text = f"rows have more hash ids than blocks of {size} tokens need; {fits}"
-            if not self._surplus.count and math.isfinite(self._most_block):
-                for fault in self._row_faults.values():
-                    fault.text += f"; {fits}" if "capacity" in fault.text else ""
-        if self.num_sessions:
-            self._others += self._arrivals.findings(str(self._reader.path))
+        self._surplus.text = f"rows have more hash ids than blocks of {size} tokens need; {self._fits}"
+        return self._surplus
 
-    def close(self) -> None:
-        """Give the disk back."""
-        self._arrivals.close()
+    def hint(self) -> str:
+        """What to add to a fault of too few hash ids."""
+        explains = self._least <= self._reader.block_tokens <= self._most
+        return "" if explains or self._surplus.count or math.isinf(self._most) else f"; {self._fits}"
 
-
-class _Arrivals:
-    """When sessions arrive, and on which line; whether the times are in one unit, and where nothing arrives."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        value_type = np.int64 if clock is Clock.NANOSECONDS else np.float64
-        self._seen = FirstSeen(value_type=value_type)
-        self._fresh: list[tuple[float, int]] = []
-        self._count = 0
-        self._first: tuple[float, int] | None = None
-        self._last: tuple[float, int] | None = None
-        self.last_at: float | None = None
-        text = f"times jump by a factor of more than {_JUMP:g} from one row to the next; are two units mixed?"
-        self._jumps = Finding("warning", "units", text)
-
-    def add(self, at: float, line: int) -> None:
-        """One more arrival, in the order of the file."""
-        if self._count >= _ENOUGH_ROWS and at and self.last_at:
-            ratio = abs(float(at) / float(self.last_at))
-            if ratio > _JUMP or ratio < 1 / _JUMP:
-                self._jumps.add(line)
-        if self._first is None or at < self._first[0]:
-            self._first = at, line
-        if self._last is None or at > self._last[0]:
-            self._last = at, line
-        self.last_at = at
-        self._count += 1
-        self._fresh.append((at, line))
-        if len(self._fresh) == _ROWS_PER_STEP:
-            self._put_away()
-
-    def _put_away(self) -> None:
-        at, lines = zip(*self._fresh, strict=True)
-        self._seen.add(np.array(at, self._seen.dtype["value"]), np.array(lines))
-        self._fresh.clear()
-
-    def findings(self, path: str) -> list[Finding]:
-        """What is found; there is at least one arrival."""
-        assert self._first is not None and self._last is not None
-        (first, first_line), (last, last_line) = self._first, self._last
-        span_ms = self._clock.to_ms(last - first)
-        try:
-            check_span(path, span_ms, first_line, last_line)
-        except TraceError as fault:
-            return [Finding("fault", "units", str(fault), 1, [first_line, last_line])]
-        if self._count < _ENOUGH_ROWS or span_ms == 0:
-            return []
-        found = []
-        rate = (self._count - 1) / span_ms * 1e3
-        if self._clock is Clock.MILLISECONDS and rate > _USUAL_RATE_RPS:
-            text = f"in ms these are {rate:,.0f} requests/s; are the times seconds?"
-            found.append(Finding("warning", "units", text, 1))
-        return [*found, self._jumps, self._holes(first, span_ms)]
-
-    def _holes(self, first: float, span_ms: float) -> Finding:
-        longest = max(_HOLE_MS, _HOLE_GAPS * span_ms / (self._count - 1))
-        if self._fresh:
-            self._put_away()
-        hole = Finding("warning", "hole", "")
-        widest: list[tuple[float, float, int]] = []
-        before_ms = 0.0
-        for block in self._seen.blocks():
-            times_ms = self._clock.all_to_ms(block["value"] - first)
-            gaps = np.diff(times_ms, prepend=before_ms)
-            before_ms = float(times_ms[-1])
-            wide = np.flatnonzero(gaps > longest)
-            hole.count += len(wide)
-            # The widest first, of equally wide ones the earliest.
-            some = zip((-gaps[wide]).tolist(), times_ms[wide].tolist(), block["count"][wide].tolist(), strict=True)
-            widest = heapq.nsmallest(_EXAMPLES, [*widest, *some])
-        if widest:
-            text = (
-                f"gaps of more than {longest / 1e3:.0f} s without an arrival, the widest of {-widest[0][0] / 1e3:.0f} s"
-            )
-            hole.text = f"{text}; lines are those after them"
-            hole.lines = [line for _, _, line in widest]
-        return hole
-
-    def close(self) -> None:
-        """Give the disk back."""
-        self._seen.close()
+    @property
+    def _fits(self) -> str:
+        if self._least > self._most:
+            return "no one block size fits all of them"
+        if self._least == self._most:
+            return f"blocks of {self._least} tokens fit all rows"
+        return f"blocks of {self._least} to {self._most:g} tokens fit all rows"
 
 
-def _outcomes(
-    path: str | Path, reader: Reader, options: ReadOptions, launch: EngineLaunchConfig, scheduler_rules: str
-) -> list[Finding]:
+def _refuse_repeated_names(reader: Reader, rows: CheckedRows, refused: _Refused) -> None:
+    for place, row, earlier in rows.repeats():
+        refused.add(place, reader.repeated_name(row, earlier))
+        rows.drop(place)
+
+
+def _refuse_contradicting_turns(reader: Reader, rows: CheckedRows, refused: _Refused) -> None:
+    for session in rows.sessions():
+        timeline = Timeline(reader.clock, reader.fault, checks_names=False)
+        for place, row in session:
+            try:
+                _, turn, _ = timeline.place(row)
+            except TraceError as fault:
+                refused.add(place, fault)
+                rows.drop(place)
+            else:
+                if turn:
+                    rows.continues(place)
+
+
+def _units(reader: Reader, rows: CheckedRows) -> list[Finding]:
+    """Whether all times are in one unit, and where nothing arrives."""
+    count = rows.count_sessions()
+    if not count:
+        return []
+    (first, first_line), (last, last_line) = rows.first(), rows.last()
+    span_ms = reader.clock.to_ms(last - first)
+    try:
+        check_span(str(reader.path), span_ms, first_line, last_line)
+    except TraceError as fault:
+        return [Finding("fault", "units", str(fault), 1, [first_line, last_line])]
+    if count < _ENOUGH_ROWS or span_ms == 0:
+        return []
+    found = []
+    rate = (count - 1) / span_ms * 1e3
+    if reader.clock is Clock.MILLISECONDS and rate > _USUAL_RATE_RPS:
+        found.append(Finding("warning", "units", f"in ms these are {rate:,.0f} requests/s; are the times seconds?", 1))
+    text = f"times jump by a factor of more than {_JUMP:g} from one row to the next; are two units mixed?"
+    found.append(_counted(Finding("warning", "units", text), rows.jumps(_ENOUGH_ROWS, _JUMP)))
+    longest_ms = max(_HOLE_MS, _HOLE_GAPS * span_ms / (count - 1))
+    return [*found, _holes(reader.clock, rows, first, longest_ms)]
+
+
+def _holes(clock: Clock, rows: CheckedRows, first: float, longest_ms: float) -> Finding:
+    hole = Finding("warning", "hole", "")
+    widest: list[tuple[float, float, int]] = []
+    before_ms = 0.0
+    for arrivals in rows.arrivals():
+        times_ms = clock.all_to_ms(np.array([at - first for at, _ in arrivals]))
+        gaps = np.diff(times_ms, prepend=before_ms)
+        before_ms = float(times_ms[-1])
+        wide = np.flatnonzero(gaps > longest_ms).tolist()
+        hole.count += len(wide)
+        # The widest first, of equally wide ones the earliest.
+        some = ((-float(gaps[row]), float(times_ms[row]), arrivals[row][1]) for row in wide)
+        widest = heapq.nsmallest(_EXAMPLES, [*widest, *some])
+    if widest:
+        widest_s = -widest[0][0] / 1e3
+        text = f"gaps of more than {longest_ms / 1e3:.0f} s without an arrival, the widest of {widest_s:.0f} s"
+        hole.text = f"{text}; lines are those after them"
+        hole.lines = [line for _, _, line in widest]
+    return hole
+
+
+def _outcomes(reader: Reader, launch: EngineLaunchConfig, scheduler_rules: str) -> list[Finding]:
     """What the engine says to each request."""
-    trace = read_trace(path, reader.form, options)
-    said = refusals(trace, launch, scheduler_rules)
+    reasons = rejection_reasons(launch.engine, scheduler_rules)
+    counts = np.zeros(len(reasons), np.int64)
+    names: list[list[str]] = [[] for _ in reasons]
+    limit = math.inf if launch.engine.max_model_len is None else launch.engine.max_model_len
+    num_cut = 0
+    with full_disk_told(reader.path), closing(Spool(reader)) as spool:
+        for portion in spool.portions():
+            said = refusals(portion, launch, scheduler_rules)
+            counts += np.bincount(said, minlength=len(reasons))
+            for number in np.unique(said):
+                shown = portion.request_ids[said == number][: _EXAMPLES - len(names[number])]
+                names[number] += shown.tolist()
+            prompts, outputs = portion.prompt_tokens, portion.output_tokens
+            num_cut += int(((prompts < limit) & (prompts + outputs > limit)).sum())
     findings = []
-    for number, reason in enumerate(rejection_reasons(launch.engine, scheduler_rules)):
-        rejected = np.flatnonzero(said == number)
-        if reason is None or not rejected.size:
-            continue
-        names = ", ".join(trace.request_ids[rejected[:_EXAMPLES]])
-        text = f'requests would be rejected: "{reason}" ({names}{", …" if rejected.size > _EXAMPLES else ""})'
-        findings.append(Finding("fault", "rejected", text, len(rejected)))
-    limit = launch.engine.max_model_len
-    if limit is not None:
-        is_cut = (trace.prompt_tokens < limit) & (trace.prompt_tokens + trace.output_tokens > limit)
-        text = f"requests would be stopped by max_model_len = {limit} before their last token"
-        findings.append(Finding("note", "cut_output", text, int(is_cut.sum())))
-    return findings
+    for reason, count, some in zip(reasons, counts.tolist(), names, strict=True):
+        if reason is not None:
+            text = f'requests would be rejected: "{reason}" ({", ".join(some)}{", …" if count > _EXAMPLES else ""})'
+            findings.append(Finding("fault", "rejected", text, count))
+    text = f"requests would be stopped by max_model_len = {limit} before their last token"
+    return [*findings, Finding("note", "cut_output", text, num_cut)]

@@ -25,6 +25,7 @@ from fpmsdk.config.schema import shown
 from fpmsdk.errors import ConfigError, MissingCapabilityError
 from fpmsdk.launch.config import EngineConfig, EngineLaunchConfig
 from fpmsdk.replay.groups import grouped_cache
+from fpmsdk.replay.portions import Portion
 from fpmsdk.replay.trace import Trace
 
 ROLES = {"aggregated": Role.AGGREGATED, "prefill": Role.PREFILL, "decode": Role.DECODE}
@@ -81,10 +82,10 @@ class PoolPlan:
             keys = RollingKeys(requests.count, trace_block_tokens, self.launch.engine.block_size)
         return replace(self, placement="kv_aware")._scheduler(requests, keys, 0)
 
-    def refusals(self, trace: Trace) -> NDArray[np.int8]:
+    def refusals(self, portion: Portion) -> NDArray[np.int8]:
         """What a rank says to each request that comes alone, int8[n] of `Refusal`."""
-        requests = Requests(trace.prompt_tokens, trace.output_tokens, trace.priority)
-        return self._scheduler(requests, self._keys(trace), 0).refusals()
+        requests = Requests(portion.prompt_tokens, portion.output_tokens, portion.priority)
+        return self._scheduler(requests, None, 0).refusals()
 
     @property
     def _needs_keys(self) -> bool:
@@ -149,15 +150,15 @@ VLLM_DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def refusals(trace: Trace, launch: EngineLaunchConfig, scheduler_rules: str) -> NDArray[np.int8]:
-    """What an engine says to each request of a trace that comes alone, int8[n] of `Refusal`.
+def refusals(portion: Portion, launch: EngineLaunchConfig, scheduler_rules: str) -> NDArray[np.int8]:
+    """What an engine says to each of some requests that comes alone, int8[n] of `Refusal`.
 
     Raises MissingCapabilityError or ConfigError when the engine cannot be simulated under these rules.
     """
     check_simulated(launch.engine, scheduler_rules)
     pricer = PassPricer(FixedTiming(0.0, 0.0), False, 0.0, 0.0)
     settings = {"scheduler_rules": scheduler_rules, **VLLM_DEFAULTS}
-    return PoolPlan(launch, 1, pricer, "round_robin", settings).refusals(trace)
+    return PoolPlan(launch, 1, pricer, "round_robin", settings).refusals(portion)
 
 
 def check_simulated(engine: EngineConfig, scheduler_rules: str) -> None:

@@ -61,7 +61,7 @@ class Spill:
         """The distinct values in ascending order with their counts, a block at a time; as often as one likes."""
         if self._fresh:
             if not self._runs:
-                yield self._merged(np.concatenate(self._fresh))
+                yield _merged(np.concatenate(self._fresh))
                 return
             self._write_run()
         if not self._runs or self._file is None:
@@ -71,7 +71,7 @@ class Spill:
         while pending:
             # What is at most as large as the end of some run's block has come up in all of them.
             limit = min(run.rows["value"][-1] for run in pending)
-            yield self._merged(np.concatenate([run.take(limit) for run in pending]))
+            yield _merged(np.concatenate([run.take(limit) for run in pending]))
             pending = [run for run in pending if len(run.rows)]
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Spill:
             self._file.close()
 
     def _write_run(self) -> None:
-        run = self._merged(np.concatenate(self._fresh))
+        run = _merged(np.concatenate(self._fresh))
         self._fresh.clear()
         self._num_fresh = 0
         if self._file is None:
@@ -90,31 +90,16 @@ class Spill:
         self._file.write(run.tobytes())
         self._runs.append((first, first + len(run)))
 
-    def _merged(self, rows: Block) -> Block:
-        """Sorted, equal values as one."""
-        rows = rows[np.argsort(rows["value"], kind="stable")]
-        if not len(rows):
-            return rows
-        return self._joined(rows, np.flatnonzero(np.append(True, rows["value"][1:] != rows["value"][:-1])))
 
-    def _joined(self, rows: Block, first: NDArray[np.int64]) -> Block:
-        """Sorted rows, of which some are the first of their value, as one row for each value."""
-        joined = rows[first]
-        joined["count"] = np.add.reduceat(rows["count"], first)
-        return joined
-
-
-class FirstSeen(Spill):
-    """Distinct numbers, each with the mark that came with it when it was first added, instead of a count.
-
-    >>> seen = FirstSeen()
-    >>> seen.add(np.array([3.0, 1.0, 3.0]), np.array([7, 8, 9]))
-    >>> [pair for block in seen.blocks() for pair in block.tolist()]
-    [(1.0, 8), (3.0, 7)]
-    """
-
-    def _joined(self, rows: Block, first: NDArray[np.int64]) -> Block:
-        return rows[first]
+def _merged(rows: Block) -> Block:
+    """Sorted, equal values as one."""
+    rows = rows[np.argsort(rows["value"], kind="stable")]
+    if not len(rows):
+        return rows
+    first = np.flatnonzero(np.append(True, rows["value"][1:] != rows["value"][:-1]))
+    joined = rows[first]
+    joined["count"] = np.add.reduceat(rows["count"], first)
+    return joined
 
 
 class _Run:

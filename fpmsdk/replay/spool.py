@@ -6,7 +6,6 @@ The disk is a private SQLite database, which vanishes with the spool; its sortin
 
 from __future__ import annotations
 
-import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,17 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from fpmsdk.errors import TraceError
 from fpmsdk.replay.builder import check_span
 from fpmsdk.replay.formats.reader import Reader
 from fpmsdk.replay.formats.source import no_requests
 from fpmsdk.replay.portions import Portion
 from fpmsdk.replay.rows import PlacedRow, Row
+from fpmsdk.replay.scratch import full_disk_told, scratch_database
 from fpmsdk.replay.timeline import Timeline
 
 _ROWS_PER_STEP = 1000
 _ROWS_PER_PORTION = 1024
-_CACHE_KIB = 4096
 
 _COLUMNS = (
     *("line", "name", "session_id", "at", "end", "delay", "prompt_tokens", "output_tokens", "priority"),
@@ -51,20 +49,13 @@ class Spool:
 
     def __init__(self, reader: Reader, advance: Callable[[int], None] = lambda rows: None) -> None:
         self._reader = reader
-        self._rows = sqlite3.connect("")
+        self._rows = scratch_database()
         try:
-            self._fill(advance)
-        except sqlite3.Error as fault:
-            self.close()
-            raise self._no_room(fault) from fault
+            with full_disk_told(reader.path):
+                self._fill(advance)
         except BaseException:
             self.close()
             raise
-
-    def _no_room(self, fault: sqlite3.Error) -> TraceError:
-        path = str(self._reader.path)
-        text = f"{path}: its rows cannot be kept on disk meanwhile: {fault}; make room, or set TMPDIR to where there is"
-        return TraceError(text, path=path)
 
     def close(self) -> None:
         """Give the disk back."""
@@ -104,8 +95,6 @@ class Spool:
             yield self._portion(pending)
 
     def _fill(self, advance: Callable[[int], None]) -> None:
-        for pragma in (f"cache_size = -{_CACHE_KIB}", "journal_mode = off", "synchronous = off", "temp_store = file"):
-            self._rows.execute(f"pragma {pragma}")
         self._rows.execute(_TABLE)
         self.num_requests = 0
         self._is_in_order = True
@@ -176,10 +165,7 @@ class Spool:
             f"select id, earlier from ({earlier}) where earlier is not null order by id limit 1"
         ).fetchone()
         if found is not None:
-            row = self._row(found[0])
-            counted = "line" if self._reader.has_lines else "request"
-            text = f'repeats request_id "{row.name}" of {counted} {found[1]}; request ids are unique'
-            raise self._reader.fault(row, text, "request_id")
+            raise self._reader.repeated_name(self._row(found[0]), found[1])
 
     def _row(self, id: int) -> Row:
         columns = self._rows.execute(

@@ -78,7 +78,7 @@ class Timeline:
         return session.index, turn, delay_ms
 
     def _check_name(self, row: Row) -> None:
-        if row.request_id is None:
+        if not row.request_id:
             earlier = self._lines.get(f"request_{row.line}") if self._lines else None
         else:
             earlier = self._lines.setdefault(row.request_id, row.line)

@@ -1,18 +1,18 @@
 """`check_trace`: every fault with its lines, what is strange, and what an engine would reject."""
 
 import json
+import sqlite3
 import tracemalloc
-from functools import partial
 
 import pytest
 
 from fpmsdk.errors import LaunchConfigError, TraceError
 from fpmsdk.replay.check import check_trace
 from fpmsdk.replay.formats.reader import ReadOptions
-from fpmsdk.replay.sorting import FirstSeen
 from fpmsdk.replay.trace import Trace
 
 ROW = {"timestamp": 0, "input_length": 8, "output_length": 3, "hash_ids": [1, 2]}
+ENGINE = {"block_size": 4, "num_gpu_blocks": 11, "max_model_len": 45, "max_num_batched_tokens": 16}
 
 
 @pytest.fixture
@@ -59,6 +59,43 @@ def test_contradicting_sessions_and_repeated_names_are_faults(check):
     assert sorted(found(check(rows), "row")) == [("fault", 1, [1]), ("fault", 1, [3])]
 
 
+@pytest.mark.parametrize("named_first", [False, True])
+def test_a_name_that_an_unnamed_row_gets_is_a_repetition_whichever_comes_first(check, named_first):
+    rows = [ROW, ROW | {"request_id": "request_1"}]
+    if named_first:
+        rows = [ROW | {"request_id": "request_2"}, ROW]
+    outcome = check(rows)
+    with pytest.raises(TraceError, match="repeats") as refused:
+        Trace.read(check.path, block_tokens=4)
+    assert found(outcome, "row") == [("fault", 1, [2])]
+    assert text_of(outcome, "row") == str(refused.value)
+    assert outcome.num_requests == 1
+
+
+def test_an_empty_request_id_is_none(check):
+    assert check([ROW | {"request_id": ""}, ROW | {"request_id": "", "timestamp": 1}]).findings == []
+    assert Trace.read(check.path, block_tokens=4).request_ids.tolist() == ["request_1", "request_2"]
+
+
+def test_of_one_kind_the_first_fault_of_the_file_is_told_whichever_rule_finds_it(check):
+    waits = [ROW | {"session_id": name, "delay": 3} for name in "fedcba"]
+    outcome = check([*waits, ROW | {"delay": -1, "session_id": "z"}, ROW | {"delay": "x"}])
+    assert sorted(found(outcome, "row")) == [("fault", 8, [1, 2, 3, 4, 5])]
+    assert "trace line 1 sets delay on the first turn of session f" in text_of(outcome, "row")
+
+
+def test_a_refused_row_is_neither_a_turn_nor_an_arrival(check):
+    rows = [
+        ROW | {"timestamp": 5, "request_id": "a"},
+        ROW | {"timestamp": 9, "request_id": "a", "session_id": "s", "output_length": 0},
+        ROW | {"timestamp": 7, "request_id": "b", "session_id": "s"},
+        ROW | {"timestamp": 8, "request_id": "c", "session_id": "s"},
+    ]
+    outcome = check(rows)
+    assert [(finding.kind, finding.lines) for finding in outcome.findings] == [("row", [2])]
+    assert (outcome.num_requests, outcome.num_sessions) == (3, 2)
+
+
 def test_unsorted_rows_are_noted(check):
     assert found(check(at(5, 3, 9, 8)), "order") == [("note", 2, [2, 4])]
 
@@ -69,6 +106,11 @@ def test_requests_without_output_are_noted(check):
 
 def test_rows_that_repeat_another_of_the_same_time_are_noted(check):
     assert found(check([*at(1, 1, 2), ROW | {"timestamp": 2, "hash_ids": [7, 8]}]), "duplicate") == [("note", 1, [2])]
+
+
+def test_equal_rows_are_those_of_one_moment(check):
+    times = [1, 2, 1, 1]
+    assert found(check(at(*times)), "duplicate") == [("note", 1, [4])]
 
 
 def test_records_that_are_left_out_are_counted_by_reason(tmp_path):
@@ -103,8 +145,7 @@ def test_a_gap_much_longer_than_all_others_is_a_hole(check):
 
 
 def test_of_many_gaps_the_widest_are_shown_wherever_they_lie(check, monkeypatch):
-    monkeypatch.setattr("fpmsdk.replay.check._ROWS_PER_STEP", 3)
-    monkeypatch.setattr("fpmsdk.replay.check.FirstSeen", partial(FirstSeen, 4))
+    monkeypatch.setattr("fpmsdk.replay.checked_rows._ROWS_PER_FETCH", 7)
     times, at_ms = [], 0
     for number in range(400):
         at_ms += 1_000_000 + number if number % 50 == 49 else 10
@@ -114,22 +155,32 @@ def test_of_many_gaps_the_widest_are_shown_wherever_they_lie(check, monkeypatch)
     assert found(outcome, "hole") == [("warning", 8, [1, 51, 101, 151, 201])]
 
 
-def test_memory_does_not_grow_with_a_trace_without_names(check, monkeypatch):
-    monkeypatch.setattr("fpmsdk.replay.check.FirstSeen", partial(FirstSeen, 1000))
-    monkeypatch.setattr("fpmsdk.replay.sorting._VALUES_IN_MERGE", 2048)
-    monkeypatch.setattr("fpmsdk.replay.sorting._LEAST_READ", 16)
+@pytest.mark.parametrize(
+    "row_of",
+    [
+        lambda number: {"timestamp": number},
+        lambda number: {"timestamp": number, "request_id": f"request {number}", "session_id": f"chat {number // 3}"},
+        lambda number: {"input_length": 1 + number % 8, "hash_ids": [number, number + 1], "timestamp": None},
+        lambda number: {"request_id": "one", "session_id": f"chat {number}", "delay": 1},
+    ],
+    ids=["times", "names and sessions", "no times", "faults"],
+)
+def test_memory_does_not_grow_with_the_trace(check, row_of, monkeypatch):
+    monkeypatch.setattr("fpmsdk.replay.spool._ROWS_PER_PORTION", 100)
+    monkeypatch.setattr("fpmsdk.replay.checked_rows._ROWS_PER_FETCH", 100)
     peaks = []
-    for count in (2000, 16000):
-        rows = [json.dumps(ROW | {"timestamp": number}) for number in range(count)]
-        (path := check.path).write_text("\n".join(rows))
-        del rows
+    for count in (100, 2000, 16000):  # the first one imports what it needs
+        with (path := check.path).open("w") as file:
+            file.writelines(json.dumps(ROW | row_of(number)) + "\n" for number in range(count))
         tracemalloc.start()
         try:
-            assert check_trace(path, options=ReadOptions(block_tokens=4)).num_requests == count
+            outcome = check_trace(path, options=ReadOptions(block_tokens=4), launch={"engine": ENGINE})
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
+        rows = [finding.count for finding in outcome.findings if finding.kind == "row"]
+        assert outcome.num_requests + sum(rows) == count
+    assert peaks[2] < 1.2 * peaks[1]
 
 
 def test_another_origin_of_the_clock_is_no_finding(check):
@@ -143,9 +194,6 @@ def test_hash_counts_tell_the_block_size(check):
     assert found(surplus, "blocks") == [("warning", 2, [1, 2])]
     assert text_of(surplus, "blocks").endswith("blocks of 16 to 23 tokens fit all rows")
     assert text_of(check(rows, block_tokens=8), "row").endswith("blocks of 16 to 23 tokens fit all rows")
-
-
-ENGINE = {"block_size": 4, "num_gpu_blocks": 11, "max_model_len": 45, "max_num_batched_tokens": 16}
 
 
 def test_what_an_engine_would_reject_is_told_with_the_reason(tmp_path):
@@ -162,6 +210,16 @@ def test_what_an_engine_would_reject_is_told_with_the_reason(tmp_path):
     }
     assert found(outcome, "cut_output") == [("note", 1, [])]
     assert not outcome.ok
+
+
+def test_the_first_rejected_requests_are_named_in_order_of_arrival(tmp_path, monkeypatch):
+    monkeypatch.setattr("fpmsdk.replay.spool._ROWS_PER_PORTION", 2)
+    lines = [ROW | {"timestamp": 9 - number, "request_id": f"r{number}"} for number in range(8)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = ReadOptions(block_tokens=4)
+    outcome = check_trace(tmp_path / "t.jsonl", options=options, launch={"engine": ENGINE | {"max_model_len": 8}})
+    assert text_of(outcome, "rejected").endswith("(r7, r6, r5, r4, r3, …)")
+    assert found(outcome, "rejected") == [("fault", 8, [])]
 
 
 def test_the_simulators_rules_reject_no_output_and_count_every_block(tmp_path):
@@ -190,3 +248,14 @@ def test_a_file_that_cannot_be_read_and_a_launch_that_is_none_are_errors(tmp_pat
 
 def test_a_file_without_requests_has_none(check):
     assert check([]).num_requests == 0
+
+
+def test_a_full_disk_is_said_so(check, monkeypatch):
+    class Full(sqlite3.Connection):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.execute("pragma max_page_count = 3")
+
+    monkeypatch.setattr("fpmsdk.replay.scratch.sqlite3.connect", Full)
+    with pytest.raises(TraceError, match=r"trace.jsonl: its rows cannot be kept on disk meanwhile: .*full; make room"):
+        check([ROW] * 200)

@@ -115,6 +115,29 @@ def test_the_page_holds_everything_and_names_nothing_outside(tmp_path):
     assert "{{" not in frame
 
 
+def banners_of(page):
+    return re.findall(r'<p class="banner">(.*?)</p>', page)
+
+
+def test_the_page_tells_how_many_were_rejected_or_failed_and_why(tmp_path):
+    path = tmp_path / "report.html"
+    rank = LAUNCH["engine"] | {"enable_prefix_caching": False}
+    report = replay_trace(
+        Trace.from_arrays([0.0, 0.0, 100.0, 200.0, 300.0], [40, 8, 44, 8, 300], [2, 3, 3, 3, 1]),
+        launch={"engine": rank | {"num_gpu_blocks": 5, "worker_type": "decode"}},
+        prefill_launch={"engine": rank | {"num_gpu_blocks": 12, "worker_type": "prefill"}},
+        scheduler_rules="simulator",
+    )
+    report.write_html(path)
+    assert banners_of(path.read_text()) == [
+        "1 of 5 requests were rejected: its prompt needs more than the 12 usable KV blocks of 4 tokens (1 x).",
+        "2 of 5 requests failed: its prompt needs more than the 5 usable KV blocks of 4 tokens of a decode worker "
+        "(2 x).",
+    ]
+    replay_trace(TRACE, launch=LAUNCH).write_html(path)
+    assert banners_of(path.read_text()) == []
+
+
 def test_text_of_a_trace_cannot_leave_its_place(tmp_path):
     trace = Trace.from_arrays([0.0], [8], [2], request_ids=["</script><script>alert(1)</script>"])
     report = replay_trace(trace, launch=LAUNCH)

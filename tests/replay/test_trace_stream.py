@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fpmsdk.errors import TraceError
-from fpmsdk.replay import spool, trace_stream
+from fpmsdk.replay import scratch, spool, trace_stream
 from fpmsdk.replay.trace import Trace
 from fpmsdk.replay.trace_stream import TraceStream
 
@@ -146,7 +146,7 @@ def test_a_full_disk_is_said_so(tmp_path, monkeypatch):
             super().__init__(*arguments)
             self.execute("pragma max_page_count = 3")
 
-    monkeypatch.setattr(spool.sqlite3, "connect", Full)
+    monkeypatch.setattr(scratch.sqlite3, "connect", Full)
     (tmp_path / "t.jsonl").write_text(chats(3))
     with pytest.raises(TraceError, match=r"t.jsonl: its rows cannot be kept on disk meanwhile: .*full; make room"):
         TraceStream.read(tmp_path / "t.jsonl")

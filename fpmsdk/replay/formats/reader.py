@@ -117,6 +117,12 @@ class Reader(ABC):
             return row_error(self.path, row.line, text, field)
         return TraceError(f'{self.path}: request "{row.name}" {text}', path=str(self.path), field=field)
 
+    def repeated_name(self, row: Row, earlier: int) -> TraceError:
+        """The error of a row with the name of an earlier one, which stands on that line."""
+        counted = "line" if self.has_lines else "request"
+        text = f'repeats request_id "{row.name}" of {counted} {earlier}; request ids are unique'
+        return self.fault(row, text, "request_id")
+
     def _check_options(self, options: ReadOptions) -> None:
         for option in fields(options):
             if getattr(options, option.name) is not None and option.name not in self.options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -89,9 +90,11 @@ def _banner(report: ReplayReport) -> str:
             "Partial: the replay was interrupted. Requests that had not ended by then are not in the latencies."
         )
     columns = report.request_columns
-    rejected = int((columns["status"] == "rejected").sum())
-    if rejected:
-        notes.append(f"{rejected:,} of {len(columns['status']):,} requests were rejected.")
+    for status, became in (("rejected", "were rejected"), ("failed", "failed")):
+        reasons = Counter(columns["rejection_reason"][columns["status"] == status].tolist())
+        if reasons:
+            why = "; ".join(f"{reason} ({count:,} x)" for reason, count in reasons.most_common())
+            notes.append(f"{reasons.total():,} of {len(columns['status']):,} requests {became}: {why}.")
     return "\n".join(f'<p class="banner">{escape(note)}</p>' for note in notes)
 
 
