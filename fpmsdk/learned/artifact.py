@@ -210,6 +210,8 @@ class _Header(msgspec.Struct):
 
 _DECODER = msgspec.json.Decoder(_Document)
 
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 def _decoded(content: bytes) -> _Document:
     try:
@@ -219,8 +221,8 @@ def _decoded(content: bytes) -> _Document:
         _check_version(_header(content))
         message, _, place = str(fault).partition(" - at `$")
         raise _error(place.strip("`.") or "document", message) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
-        raise LearnedModelError(f"learned forward-pass model: invalid JSON: {fault}", "") from None
+    except _NO_JSON as fault:
+        raise _invalid_json(fault) from None
     _check_version(_Header(document.schema, document.schema_version))
     return document
 
@@ -230,6 +232,12 @@ def _header(content: bytes) -> _Header:
         return msgspec.json.decode(content, type=_Header)
     except msgspec.ValidationError:  # no object at all
         return _Header()
+    except _NO_JSON as fault:  # broken beyond the place where the first error was
+        raise _invalid_json(fault) from None
+
+
+def _invalid_json(fault: Exception) -> LearnedModelError:
+    return LearnedModelError(f"learned forward-pass model: invalid JSON: {fault}", "")
 
 
 def _check_version(header: _Header) -> None:

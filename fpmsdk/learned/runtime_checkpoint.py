@@ -93,7 +93,7 @@ def is_runtime_manifest(content: bytes) -> bool:
     """
     try:
         return bool(msgspec.json.decode(content, type=dict[str, Any]).get("schema") == SCHEMA)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 
@@ -137,7 +137,7 @@ def read_runtime_checkpoint(path: str | os.PathLike[str], read: Read = read_sour
 def _decoded(content: bytes, folder: str) -> _Manifest:
     try:
         document = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise checkpoint_error(folder, MANIFEST_FILE, f"invalid JSON: {fault}") from None
     if document.get("schema") != SCHEMA:
         raise checkpoint_error(folder, "schema", f"expected {SCHEMA!r}, found {shown(document.get('schema'))}")

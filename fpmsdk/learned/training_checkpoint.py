@@ -217,7 +217,7 @@ def read_pinned(folder: str, name: str, digest: str, field: str, read: Read) -> 
 def _decoded(content: bytes, folder: str) -> _Manifest:
     try:
         header = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise checkpoint_error(folder, MANIFEST_FILE, f"invalid JSON: {fault}") from None
     _require(header.get("schema") == SCHEMA, folder, "schema", SCHEMA, header.get("schema"))
     version = header.get("schema_version")

@@ -168,8 +168,14 @@ def test_refused(case):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"\xff", encoded(document())[:-20], encoded(document()) + b"x", b'{"a": 1e999}'],
-    ids=["empty", "open", "a list", "not UTF-8", "cut", "more after it", "beyond all numbers"],
+    [
+        *(b"", b"{", b"[]", b"\xff", encoded(document())[:-20], encoded(document()) + b"x", b'{"a": 1e999}'),
+        *(b'{"stores": 1, "schema', b'{"stores": 1, "zzz": ' + b"[" * 100_000, b'{"stores": 1, "metadata": "\xff"}'),
+    ],
+    ids=[
+        *("empty", "open", "a list", "not UTF-8", "cut", "more after it", "beyond all numbers"),
+        *("cut behind a wrong field", "too deep behind a wrong field", "not UTF-8 behind a wrong field"),
+    ],
 )
 def test_what_is_no_document_is_refused(content):
     with pytest.raises(LearnedModelError, match="^learned forward-pass model: "):
