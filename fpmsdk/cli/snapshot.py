@@ -111,7 +111,7 @@ def _differences(found: dict[str, Any]) -> list[Table | str]:
         if not store["changed"]:
             table.add_row(name, rows, "unchanged", "", "")
         elif not store["fields"]:
-            table.add_row(name, rows, f"only {'after' if store['rows'][0] is None else 'before'}", "", "")
+            table.add_row(name, rows, f"only {store['only']}", "", "")
         for place, field in enumerate(store["fields"]):
             changed = field["changed_elements"]
             table.add_row(

@@ -44,8 +44,8 @@ def kind_of(config: Mapping[str, Any]) -> str:
     if mode != "fpm_regression":
         return mode
     fit, sampling = estimator["fpm_regression"]["fit"], estimator["fpm_regression"]["sampling"]
-    if fit["kind"] == "spline":
-        return "regression_spline"
+    if fit["kind"] != "standardized_nnls":
+        return f"regression_{fit['kind']}"
     chosen = (fit.get("linear") or {}).get("feature_axes", DEFAULT_AXES) != DEFAULT_AXES or "axes" in sampling
     return "regression_selected" if chosen else "regression_linear"
 

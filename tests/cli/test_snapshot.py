@@ -92,6 +92,7 @@ def test_diff_says_which_stores_changed_and_by_how_much(saved):
         "store": "cross_rank_aggregated",
         "layout": "linear_store",
         "rows": [0, 0],
+        "only": None,
         "changed": False,
         "fields": [],
     }
