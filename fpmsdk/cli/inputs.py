@@ -112,6 +112,26 @@ def read_iterations(path: Path, model: ForwardPassPerfModel) -> list[Any]:
     return iterations
 
 
+def require_outputs(outputs: dict[str, Path | None], inputs: Sequence[Path]) -> None:
+    """Refuse files to write, by their option, that cannot be written, that are read too, or that are one file.
+
+    Raises
+    ------
+    ConfigError: names the option; nothing was written.
+    """
+    taken = {path.resolve(): f"the telemetry {path}" for path in inputs}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if path.is_dir() or not path.name:
+            raise ConfigError(f"{option}: expected a file to write, found the directory {str(path)!r}", option)
+        if not path.parent.is_dir():
+            raise ConfigError(f"{option}: {path.parent} is no directory; make it first", option)
+        if path.resolve() in taken:
+            raise ConfigError(f"{option}: {path} would replace {taken[path.resolve()]}; give another name", option)
+        taken[path.resolve()] = f"the file of {option}"
+
+
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
     """Name the file in errors about its iterations: with several files a number alone says little."""

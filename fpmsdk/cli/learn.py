@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from fpmsdk.cli.console import number, progress, reports_errors, show
-from fpmsdk.cli.inputs import AttentionDpOption, WorkerTypeOption, read_object
+from fpmsdk.cli.inputs import AttentionDpOption, WorkerTypeOption, read_object, require_outputs
 from fpmsdk.cli.learn_train import train_forests
+from fpmsdk.errors import ConfigError
 
 if TYPE_CHECKING:
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
@@ -33,7 +34,7 @@ def compare(
     ] = None,
     worker_type: WorkerTypeOption = None,
     attention_dp: AttentionDpOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Write an HTML page of the errors (needs fpmsdk[report]).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the errors as an HTML page; needs the extra report.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures as JSON to this file; - is stdout.")] = None,
 ) -> None:
     """Predict each iteration of a stream, then learn from it, with every estimator; compare their errors.
@@ -49,8 +50,12 @@ def compare(
 
     for path in (*(train or []), stream):
         path.open("rb").close()  # a missing one is reported before the others take their time
+    written = None if json is None or str(json) == "-" else json
+    require_outputs({"--plot": plot, "--json": written}, [*(train or []), stream])
     if plot is not None:
         require_plot(plot)
+    if config and not estimator and (worker_type is not None or attention_dp is not None):
+        raise ConfigError("--worker-type and --attention-dp are part of the --config files; give them there")
     ranks = 1 if attention_dp is None else attention_dp
     models = _models(estimator, config or [], worker_type or "aggregated", ranks)
     with progress("comparing") as advance:
@@ -62,8 +67,8 @@ def compare(
         )
     if plot is not None:
         write_plot(document, plot)
-    if json is not None and str(json) != "-":
-        with whole_file(json) as file:
+    if written is not None:
+        with whole_file(written) as file:
             file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     show(document, str(json) == "-", _table(document), *_lines(document))
 
@@ -72,7 +77,6 @@ def _models(
     names: list[str] | None, configs: list[Path], worker_type: str, attention_dp: int
 ) -> dict[str, ForwardPassPerfModel]:
     from fpmsdk import ForwardPassPerfModel
-    from fpmsdk.errors import ConfigError
     from fpmsdk.perfmodel.prequential import build_estimators
 
     identity = {

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from fpmsdk.cli.console import JsonOption, number, progress, show
-from fpmsdk.cli.inputs import read_object
+from fpmsdk.cli.inputs import read_object, require_outputs
 from fpmsdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def train_forests(
     role, identity = _deployment(config, worker_type)
     if checkpoint is not None:
         _check_checkpoint(checkpoint, identity)
+    require_outputs({"--output": output, "--checkpoint": checkpoint}, [*streams, *(validation or [])])
     names = feature_names(features, role)
     batch = FpmBatch.concatenate([read_stream(path, grouping) for path in streams])
     if validation:
@@ -84,11 +85,11 @@ def train_forests(
         trained = train(
             batch, later, role, names, options, identity=identity, min_store_rows=min_store_rows, advance=advance
         )
-    if checkpoint is not None:
-        write_training_checkpoint(checkpoint, training_checkpoint(trained))
     content = trained.artifact.to_json_bytes()
     with whole_file(output) as file:
         file.write(content)
+        if checkpoint is not None:  # both or neither
+            write_training_checkpoint(checkpoint, training_checkpoint(trained))
     document: dict[str, Any] = {
         "artifact": str(output),
         "checkpoint": None if checkpoint is None else str(checkpoint),

@@ -108,7 +108,7 @@ def stats(
     benchmark: BenchmarkOption = None,
     nested_timestamps: NestedOption = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Write arrivals and lengths as one page (HTML); needs fpmsdk[plot].")
+        Path | None, typer.Option("--plot", help="Write arrivals and lengths as one page (HTML); needs the extra plot.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -31,7 +31,11 @@ def validate_estimator(estimator: dict[str, Any]) -> None:
     )
     _ridge(estimator["fpm_regression"])
     _correction(estimator["correction"])
-    _observation_counts(estimator["fpm_regression"], "estimator_config.fpm_regression")
+    _observation_counts(
+        estimator["fpm_regression"],
+        "estimator_config.fpm_regression",
+        retains=estimator["fpm_regression"]["fit"]["kind"] != "recursive",
+    )
 
 
 def require(holds: bool, reason: str, path: str = "") -> None:
@@ -220,10 +224,10 @@ def _correction(correction: dict[str, Any]) -> None:
     )
 
 
-def _observation_counts(section: dict[str, Any], path: str) -> None:
+def _observation_counts(section: dict[str, Any], path: str, *, retains: bool = True) -> None:
     require(section["min_observations"] >= 1, "min_observations must be positive", path)
     require(
-        section["min_observations"] <= section["sampling"]["max_observations"],
+        not retains or section["min_observations"] <= section["sampling"]["max_observations"],
         "min_observations must not exceed max_observations",
         path,
     )

@@ -115,9 +115,11 @@ def train(
     enough = {kind: rows for kind, rows in seen.stores.items() if len(rows.row_ids) >= min_store_rows}
     if not enough:
         counts = ", ".join(f"{kind} {len(rows.row_ids)}" for kind, rows in seen.stores.items()) or "none"
+        lists = any(name.startswith(("req_", "slot")) for name in features)
+        advice = "features of the counts alone, such as fpm5, refuse none for want of request lists; " if lists else ""
         raise ConfigError(
             f"min_store_rows: no workload kind has {min_store_rows} rows (found: {counts}; {seen.refused} iterations "
-            f"refused, {seen.untimed} without a time, {seen.idle} idle); record more, or lower it",
+            f"refused, {seen.untimed} without a time, {seen.idle} idle); {advice}record more, or lower it",
             "min_store_rows",
         )
     stores = {}

@@ -65,7 +65,7 @@ def observed_rows(batch: Any, worker_type: str, features: tuple[str, ...], first
     is_refused = ~is_idle & ~np.isin(kinds, [WORKLOAD_KINDS.index(kind) for kind in STORES_OF[worker_type]])
     if program.needs_requests:
         is_refused |= ~is_idle & ~complete
-    is_untimed = ~is_idle & ~is_refused & ~(wall_ms > 0.0)
+    is_untimed = ~is_idle & ~is_refused & ~((wall_ms > 0.0) & np.isfinite(wall_ms))
     stores = {}
     for kind in STORES_OF[worker_type]:
         chosen = np.flatnonzero((kinds == WORKLOAD_KINDS.index(kind)) & ~is_refused & ~is_untimed)
@@ -80,11 +80,12 @@ def observed_rows(batch: Any, worker_type: str, features: tuple[str, ...], first
 
 
 def _wall_time_ms(batch: Any) -> NDArray[np.float64]:
-    # The slowest rank ends an iteration; 0 where no rank tells a time.
+    # The slowest rank ends an iteration; 0 where no rank tells a time, infinite where milliseconds cannot hold it.
     seconds = np.where(np.isfinite(batch.wall_time_s) & (batch.wall_time_s > 0.0), batch.wall_time_s, 0.0)
     if not len(batch):
         return np.zeros(0)
-    return np.asarray(np.maximum.reduceat(seconds, batch.iteration_offsets[:-1]) * 1000.0, np.float64)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.maximum.reduceat(seconds, batch.iteration_offsets[:-1]) * 1000.0, np.float64)
 
 
 def _source(batch: Any, position: int) -> str:

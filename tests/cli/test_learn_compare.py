@@ -90,3 +90,15 @@ def test_what_cannot_be_compared_is_refused(stream, arguments, message, tmp_path
     import re
 
     assert re.search(message, told)
+
+
+def test_an_output_never_replaces_a_stream_or_another_output(stream, tmp_path):
+    for options in (["--json", stream], ["--plot", stream], ["--plot", tmp_path / "x", "--json", tmp_path / "x"]):
+        assert "would replace" in " ".join(rejection_of("learn", "compare", stream, *map(str, options)).split())
+
+
+def test_the_deployment_of_configurations_alone_is_their_own(stream, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(sample.MODEL))
+    refused = rejection_of("learn", "compare", stream, "--config", str(path), "--worker-type", "decode")
+    assert "part of the --config files" in " ".join(refused.split())

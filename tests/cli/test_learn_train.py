@@ -1,6 +1,7 @@
 """`fpmsdk learn train`: what it writes and reports, and what it refuses."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -144,3 +145,38 @@ def test_what_was_at_the_output_stays_when_training_fails(stream, tmp_path):
     output.write_text("before")
     assert run(stream, "--output", output, "--worker-type", "prefill").exit_code == 2
     assert output.read_text() == "before"
+
+
+@pytest.mark.parametrize(
+    "output, checkpoint, message",
+    [
+        ("none/x.json", None, "--output: .*none is no directory"),
+        (".", None, "--output: expected a file to write, found the directory"),
+        ("run.bin.gz", None, "--output: .*would replace the telemetry"),
+        ("same", "same", "--checkpoint: .*would replace the file of --output"),
+        ("ck/x.json", "ck", "--output: .*ck is no directory"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_training_and_nothing_is(
+    output, checkpoint, message, stream, config, tmp_path
+):
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    options = [] if checkpoint is None else ["--checkpoint", tmp_path / checkpoint]
+    ran = run(stream, "--config", config, "--output", tmp_path / output, *options, *QUICK)
+    assert ran.exit_code == 2
+    assert re.search(message, " ".join(ran.stderr.split()))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_wall_time_beyond_all_milliseconds_is_no_time(tmp_path, config):
+    path = tmp_path / "run.bin.gz"
+    messages = [message(n % 8 + 1) for n in range(100)] + [message(3) | {"wall_time": 1.7e308}]
+    write_frames(path, [msgspec.msgpack.encode(one) for one in messages])
+    ran = run(path, "--config", config, "--output", tmp_path / "x.json", "--validation", path, *QUICK, "--json")
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["report"]["untimed"] == 1
+
+
+def test_refused_rows_name_the_features_that_refuse_none(stream, tmp_path):
+    ran = run(stream, "--worker-type", "decode", "--output", tmp_path / "x.json")
+    assert ran.exit_code == 2 and "such as fpm5" in " ".join(ran.stderr.split())

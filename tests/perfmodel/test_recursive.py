@@ -52,6 +52,11 @@ def test_it_answers_from_the_configured_number_of_observations_on():
     assert model.estimate_forward_pass_time_ms(decode(4, 100)) == pytest.approx(8.0)
 
 
+def test_it_may_wait_for_more_observations_than_a_sampler_retains():
+    assert tuned(count=99, min_observations=100).estimate_forward_pass_time_ms(decode(4, 100)) is None
+    assert tuned(count=100, min_observations=100).estimate_forward_pass_time_ms(decode(4, 100)) is not None
+
+
 def decode(requests, kv_tokens, wall_time_ms=0.0):
     scheduled = {"num_decode_requests": requests, "sum_decode_kv_tokens": kv_tokens}
     return {"wall_time": wall_time_ms / 1000.0, "scheduled_requests": scheduled}
