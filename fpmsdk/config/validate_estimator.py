@@ -12,7 +12,7 @@ from fpmsdk.errors import ConfigError
 
 MAX_CELLS = 2**63 - 1
 
-DEFAULT_SAMPLING = FPM_REGRESSION.read({})["sampling"]
+_DEFAULTS = FPM_REGRESSION.read({})
 
 
 def validate_estimator(estimator: dict[str, Any]) -> None:
@@ -120,10 +120,10 @@ def _regression(regression: dict[str, Any]) -> None:
     if "recursive" in kinds:
         _recursive(fit["recursive"], f"{path}.fit.recursive")
     if fit["kind"] == "recursive":
-        require(sampling == DEFAULT_SAMPLING, "must be left out: recursive keeps no samples", f"{path}.sampling")
-        require(
-            fit["rebuild_interval"] is None, "must be left out: recursive keeps no rows", f"{path}.fit.rebuild_interval"
-        )
+        require(sampling == _DEFAULTS["sampling"], "must be left out: recursive keeps no samples", f"{path}.sampling")
+        for name in ("rebuild_interval", "singular_ridge_scale"):
+            default = _DEFAULTS["fit"][name]
+            require(fit[name] == default, "must be left out: recursive keeps no rows", f"{path}.fit.{name}")
 
 
 def fitted_kinds(fit: dict[str, Any]) -> tuple[str, ...]:

@@ -268,6 +268,7 @@ REFUSED = [
     (fit(kind="recursive", automatic={}), f"{REGRESSION}.fit.automatic", ["automatic"]),
     (fit(kind="recursive", linear={}), f"{REGRESSION}.fit.linear", ["standardized_nnls"]),
     (fit(kind="recursive", rebuild_interval=4), f"{REGRESSION}.fit.rebuild_interval", ["recursive"]),
+    (fit(kind="recursive", singular_ridge_scale=0.1), f"{REGRESSION}.fit.singular_ridge_scale", ["recursive"]),
     *(
         (fit(kind="recursive", recursive={name: value}), f"{REGRESSION}.fit.recursive.{name}", [])
         for name, value in (
