@@ -35,7 +35,12 @@ cdef enum:
 cdef double FLOOR_MS = 1e-6
 cdef double CEILING_MS = 1e15
 # An axis with less information than this has been forgotten.
-cdef double FORGOTTEN = 1e-200
+cdef double FORGOTTEN = 1e-100
+# No coefficient of a latency below the ceiling comes near it; what a saved state asks for stays finite.
+cdef double LARGEST_MS = 1e30
+cdef double LARGEST_LEVEL = 100.0
+# Counting stops far from where numbers wrap.
+cdef int64_t MOST_COUNTED = 1 << 62
 # The bound on outliers is at least this over the number of observations: at first nothing is known. The shape learns
 # from unbounded surprises for the first so many.
 cdef double STARTUP_BOUND = 3.0
@@ -172,8 +177,7 @@ cdef class RecursiveStore(RegressionStore):
                 # Relative to what is expected, not to what is seen: surprises that cancel out then change nothing.
                 unit_ms = shape_ms
                 seen = 1.0 + surprise
-        if self.clock[OBSERVATIONS] < INT64_MAX:
-            self.clock[OBSERVATIONS] += 1
+        self.clock[OBSERVATIONS] = min(self.clock[OBSERVATIONS] + 1, MOST_COUNTED)
         for i in range(NUM_COEFFICIENTS):
             relative[i] = (work[i - 1] if i > 0 else 1.0) / unit_ms
         for i in range(NUM_COEFFICIENTS):
@@ -195,10 +199,11 @@ cdef class RecursiveStore(RegressionStore):
         if bounded == surprise:
             self.clock[SURPRISES] = 0
         else:
-            self.clock[SURPRISES] = sign + max(self.clock[SURPRISES] * sign, 0) * sign
+            self.clock[SURPRISES] = sign * min(max(sign * self.clock[SURPRISES], 0) + 1, MOST_COUNTED)
             for _ in range(min(self.clock[SURPRISES] * sign - PATIENCE, 10)):
                 bound *= 2.0
         self.level[0] += self.level_gain * max(min(surprise, bound), -bound)
+        self.level[0] = max(min(self.level[0], LARGEST_LEVEL), -LARGEST_LEVEL)
         self.long_run_level[0] += max(1.0 - self.forgetting, 1.0 / known) * (self.level[0] - self.long_run_level[0])
         return bounded if known < STARTUP else max(min(surprise, self.outlier_bound), -self.outlier_bound)
 
@@ -212,9 +217,9 @@ cdef class RecursiveStore(RegressionStore):
                 across += (
                     self.coefficient_ms[i] * self.information[i * NUM_COEFFICIENTS + j] * self.coefficient_ms[j]
                 )
-        if across > 0.0 and along > 0.0:
+        if across > FORGOTTEN and along > 0.0:
             for i in range(NUM_COEFFICIENTS):
-                self.coefficient_ms[i] *= along / across
+                self.coefficient_ms[i] = min(self.coefficient_ms[i] * (along / across), LARGEST_MS)
         for sweep in range(SWEEPS):
             for i in range(NUM_COEFFICIENTS):
                 own = self.information[i * NUM_COEFFICIENTS + i]
@@ -223,7 +228,7 @@ cdef class RecursiveStore(RegressionStore):
                 gradient = self.moment_ms[i]
                 for j in range(NUM_COEFFICIENTS):
                     gradient -= self.information[i * NUM_COEFFICIENTS + j] * self.coefficient_ms[j]
-                self.coefficient_ms[i] = max(self.coefficient_ms[i] + gradient / own, 0.0)
+                self.coefficient_ms[i] = min(max(self.coefficient_ms[i] + gradient / own, 0.0), LARGEST_MS)
 
     def saved(self):
         """The arrays. The next observation changes them: encode them before."""

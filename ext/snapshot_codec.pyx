@@ -129,8 +129,9 @@ cdef class LayoutCodec:
             plan.finite = item.finite
             plan.low = -INFINITY if item.minimum is None else item.minimum
             plan.high = INFINITY if item.maximum is None else item.maximum
-            plan.least = INT64_MIN if item.minimum is None else <int64_t>item.minimum
-            plan.most = INT64_MAX if item.maximum is None else <int64_t>item.maximum
+            integral = item.dtype != "f8"  # bounds of numbers may be beyond all integers
+            plan.least = <int64_t>item.minimum if integral and item.minimum is not None else INT64_MIN
+            plan.most = <int64_t>item.maximum if integral and item.maximum is not None else INT64_MAX
             self.plans.append(PyBytes_FromStringAndSize(<char*>&plan, sizeof(FieldPlan)))
 
     cdef int64_t size(self, dict arrays) except -1:

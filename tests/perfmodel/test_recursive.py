@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fpmsdk.perfmodel.recursive_layouts import RECURSIVE_STORE
 from tests.perfmodel.streams import decode_batch, latency_ms, random_work, regression_model
 
 
@@ -133,7 +134,7 @@ def test_no_stream_makes_it_answer_anything_but_a_finite_latency(rows):
     model.tune_with_fpms(decode_batch(np.array(requests), np.array(kv_tokens), np.array(times)))
     found = answers(model, np.array([1, 64, 2**32 - 1]), np.array([0, 4096, 2**32 - 1]))
     assert (np.isfinite(found) & (found >= 1e-6)).all()
-    assert all(np.isfinite(array).all() for array in model._estimator.pure_decode.arrays.values())
+    RECURSIVE_STORE.check(model._estimator.pure_decode.arrays)
 
 
 @pytest.mark.parametrize("count", [300_000, pytest.param(10_000_000, marks=pytest.mark.slow)])

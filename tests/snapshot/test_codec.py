@@ -18,7 +18,7 @@ GOLDEN = sorted((Path(__file__).parents[1] / "vectors" / "snapshots").glob("*.bi
 # files (`python -m tests.snapshot.golden`).
 DIGESTS = {
     1: "584c0d2d636c9b65ca2503f89c2b1e99ad0bdf0083a94d7222cba4d1619ed955",
-    2: "50527bbee72aaa637943a928c04e27d40c54e39a1062f88c7b36480623e29f67",
+    2: "2e69490c145b2a39bdef7d767fd303a6e69abce4aacac101d69197a4c61a0cf1",
 }
 
 

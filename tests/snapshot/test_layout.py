@@ -20,7 +20,7 @@ DIGESTS = {
     ("fixed_correction", 2): "db058648d5fea612e4bdf6dfa3281ac7104a158946722a805dc7abb8a2fe698f",
     ("spline_store", 1): "74b64ef1c7da4a70463cb16ce803add630e757c8b289d4719ba0b06b2d33d034",
     ("dynamic_local_correction", 2): "a9a9d3f9f8923027b123bf3b7aff925601129eed7502ca8860e0038edece621d",
-    ("recursive_store", 1): "4ebb6e1e072b51a7126c095b3aeb634653001b106f4cc7b82e88429264ea1f57",
+    ("recursive_store", 1): "b10a11da6d718ffdacd71a19720ecd02eaafb0b639a784322029bbec6505fb9d",
     ("automatic_choice", 1): "bbfb225c4847fa449261714c3947a7a38ac5a35e85126dc9c950bbc713f70ca9",
     ("online_model", 1): "bf943bd2a3d404c35c0e483fd604ff8715a9c3eefc0e7409501572879af40d16",
     ("online_store", 1): "2827606416b028546db2ecfd149c88c177f31fc35a01f693351e017e8f4c1244",
