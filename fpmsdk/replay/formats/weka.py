@@ -22,6 +22,7 @@ from fpmsdk.replay.formats.fields import refused_field
 from fpmsdk.replay.formats.reader import Reader, ReadOptions
 from fpmsdk.replay.formats.source import lines, read_bytes
 from fpmsdk.replay.rows import Clock, LeftOut, Row
+from fpmsdk.replay.scratch import full_disk_told, scratch_database
 from fpmsdk.replay.trace import MAX_TOKENS
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -54,6 +55,8 @@ class _Play(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Play)
+
+_RECENT_IDENTITIES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,38 @@ class _Identities(dict[int, int]):
         return identity
 
 
+class _Source:
+    """What is known of a whole source: its plays, and the identities of hash ids of global scope. It is on disk."""
+
+    def __init__(self, path: str | Path, fresh: Iterator[int]) -> None:
+        self._path = path
+        self._fresh = fresh
+        self._recent: dict[int, int] = {}  # plays of one agent repeat the blocks of those just before
+        with full_disk_told(path):
+            self._database = scratch_database()
+            self._database.execute("create table plays (id blob primary key) without rowid")
+            self._database.execute("create table identities (raw integer primary key, identity integer)")
+
+    def is_new(self, play: str) -> bool:
+        """Whether a play of that id was not seen before; it is from now on."""
+        with full_disk_told(self._path):
+            key = (play.encode(),)
+            return self._database.execute("insert or ignore into plays values (?)", key).rowcount == 1
+
+    def __getitem__(self, raw: int) -> int:
+        identity = self._recent.get(raw)
+        if identity is None:
+            with full_disk_told(self._path):
+                known = self._database.execute("select identity from identities where raw = ?", (raw,)).fetchone()
+                identity = next(self._fresh) if known is None else int(known[0])
+                if known is None:
+                    self._database.execute("insert into identities values (?, ?)", (raw, identity))
+            if len(self._recent) == _RECENT_IDENTITIES:
+                self._recent.clear()
+            self._recent[raw] = identity
+        return identity
+
+
 class WekaReader(Reader):
     """Plays in order of file and line; all have blocks of one size, and hash ids of one scope."""
 
@@ -120,8 +155,7 @@ class WekaReader(Reader):
         self._nested = options.nested_timestamps or "auto"
         self._common: tuple[int, str] | None = None  # block size and scope of the hash ids
         self._fresh = count()
-        self._global_ids = _Identities(self._fresh)
-        self._plays: set[str] = set()
+        self._source = _Source(path, self._fresh)
 
     def records(self) -> Iterator[tuple[int, tuple[str, bytes]]]:
         """The text of each play and where it stands, one in memory at a time."""
@@ -131,7 +165,7 @@ class WekaReader(Reader):
         """The requests of one play in order of time."""
         where, text = record
         play = self._play(where, text)
-        ids = self._global_ids if play.hash_id_scope == "global" else _Identities(self._fresh)
+        ids = self._source if play.hash_id_scope == "global" else _Identities(self._fresh)
         calls = self._calls(play)
         last = {call.thread: number for number, call in enumerate(calls)}
         latest: dict[int, int] = {}  # the last call so far of each thread
@@ -169,7 +203,7 @@ class WekaReader(Reader):
         is_relative = self._nested == "auto" and any(request.t < subagent.t for request in subagent.requests)
         return subagent.t if is_relative else 0.0
 
-    def _identities(self, request: _Request, ids: _Identities) -> list[int]:
+    def _identities(self, request: _Request, ids: _Identities | _Source) -> list[int]:
         """Identities over the whole source; the last block, when it is not full, has no hash in the source."""
         identities = list(map(ids.__getitem__, request.hash_ids))
         if identities and 0 < request.prompt_tokens - len(identities) * self.block_tokens < self.block_tokens:
@@ -190,9 +224,8 @@ class WekaReader(Reader):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
             field = refused_field(fault)
             raise TraceError(f"{where}: not a Weka play: {fault}", path=str(self.path), field=field) from fault
-        if play.id in self._plays:
+        if not self._source.is_new(play.id):
             raise TraceError(f'{where}: repeats the play "{play.id}"; plays have unique ids', path=str(self.path))
-        self._plays.add(play.id)
         found = (play.block_size, play.hash_id_scope)
         if self._common not in (None, found):
             raise TraceError(

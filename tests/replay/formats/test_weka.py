@@ -1,10 +1,13 @@
 """Rules of Weka plays: turns, idle times, subagents, block hashes, and corpora of several plays."""
 
 import json
+import tracemalloc
 
 import pytest
 
 from fpmsdk.errors import TraceError
+from fpmsdk.replay.formats import weka
+from fpmsdk.replay.formats.reader import ReadOptions
 from fpmsdk.replay.trace import Trace
 
 
@@ -158,3 +161,25 @@ def test_a_malformed_play_is_refused(read, second, field, said):
 def test_an_empty_folder_has_no_requests(tmp_path):
     with pytest.raises(TraceError, match="did not contain any requests"):
         Trace.read(tmp_path)
+
+
+def test_memory_does_not_grow_with_plays_and_their_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(weka, "_RECENT_IDENTITIES", 64)
+    peaks, identities = [], []
+    for plays in (300, 3000):
+        path = tmp_path / f"{plays}.jsonl"
+        with path.open("w") as file:
+            for number in range(plays):
+                # The first block is everybody's, so is the second of the play before; the others are new.
+                blocks = [0, 3 * number, *range(3 * number + 1, 3 * number + 4)]
+                asked = call(0.0, 20, 1, blocks)
+                file.write(json.dumps(play(asked, name=f"play {number}", hash_id_scope="global")) + "\n")
+        reader = weka.WekaReader(path, ReadOptions())
+        tracemalloc.start()
+        for line, record in reader.records():
+            identities = [*identities[-1:], *(row.hash_ids for row in reader.parse(line, record))]
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        before, last = identities
+        assert last[0] == 0 and last[1] == before[-1] and len(set(last)) == 5
+    assert peaks[1] < 1.2 * peaks[0]
