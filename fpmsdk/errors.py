@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "CollectionError",
     "ConfigError",
     "EmptyResultError",
+    "EvidenceError",
     "FpmDataError",
     "FpmNoCellError",
     "FpmNotCollectedError",
@@ -24,6 +26,7 @@ __all__ = [
     "MissingCapabilityError",
     "MissingSystemFlopsError",
     "ModelConfigError",
+    "OnboardError",
     "PerfDataCorruptError",
     "PerfDataNotAvailableError",
     "PerfDataWarning",
@@ -302,3 +305,22 @@ class KvForwardTooLargeError(ReplayError):
             f"computed tokens, exceeding the entire {capacity}-byte cache pool; reduce max_num_batched_tokens or "
             "increase cache memory"
         )
+
+
+class OnboardError(FpmSdkError, ValueError):
+    """Input of an onboarding stage or of the collector is rejected; nothing was started. Exit code 2.
+
+    `path` is the dotted field, the option or the file at fault; empty when the fault belongs to the whole request.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class EvidenceError(OnboardError):
+    """A file that a result rests on is missing, changed, swapped or linked."""
+
+
+class CollectionError(FpmSdkError, RuntimeError):
+    """Work that had begun did not succeed: an engine, an executor, a validation of what they produced. Exit code 1."""

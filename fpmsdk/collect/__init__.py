@@ -1,0 +1,4 @@
+"""Collection campaigns: plan, cells, attempts on executors, native artifacts, evidence, publication.
+
+Source: collector.md.
+"""
