@@ -14,7 +14,7 @@ from fpmsdk import ForwardPassPerfModel, errors
 from fpmsdk._ext.online import OnlineStore
 from fpmsdk._ext.online_split import SplitSearch, key_of_node
 from fpmsdk.config.estimator import FPM_LEARNED
-from fpmsdk.learned.artifact import StoreForest
+from fpmsdk.learned.artifact import StoreForest, Tree
 from fpmsdk.learned.identity import learned_identity
 from fpmsdk.learned.online_seed import ids_digest, seed_arrays
 from fpmsdk.learned.training_checkpoint import TrainingStore, write_training_checkpoint
@@ -333,6 +333,48 @@ def same_state(one, other):
     first, second = one.saved(), other.saved()
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name], err_msg=name)
+
+
+def ladder(leaves):
+    """A tree that splits off one value after the other: x <= 0.5, x <= 1.5 and so on."""
+    splits = range(leaves - 1)
+    children = [number for split in splits for number in (2 * split + 1, -1)] + [-1]
+    return Tree(
+        np.array(children, np.int32),
+        np.array([number + 1 if number >= 0 else -1 for number in children], np.int32),
+        np.zeros(2 * leaves - 1, np.int16),
+        np.array([number for split in splits for number in (split + 0.5, 0.0)] + [0.0]),
+        np.zeros(2 * leaves - 1),
+        np.ones(2 * leaves - 1, np.uint8),
+    )
+
+
+@pytest.mark.parametrize("mode", ["leaf_only", "structural"])
+@pytest.mark.parametrize("leaves", [2, 64, 65, 200])
+def test_every_row_of_the_past_is_in_the_leaf_that_its_values_lead_to(mode, leaves):
+    # Value v occurs 2 + v % 3 times; the missing ones go left at the root.
+    repeats = [2 + value % 3 for value in range(leaves)]
+    rows = np.array([[float(value)] for value in range(leaves) for _ in range(repeats[value])] + [[math.nan]] * 5)
+    store = one_store(rows, np.ones(len(rows)), [ladder(leaves)] * 2, update_mode=mode)
+    trees, held = store.forest.leaf_rows()
+    repeats[0] += 5
+    for tree in range(2):
+        assert held[trees == tree].tolist() == repeats
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"), [("generation", 1, "generation: expected 0"), ("budget", 3, "budget: expected 4")]
+)
+def test_a_state_whose_trees_were_rebuilt_is_not_one_where_only_leaves_learn(field, value, message):
+    rows, targets = past()
+    store = one_store(rows, targets, [stump(0, 5.5, -0.5, 0.5), stump(1, 3.0, -0.1, 0.2)])
+    saved = {item.name: store.saved()[item.name] for item in ONLINE_STORE.fields}
+    check_online_store(saved, controls(), 2)
+    saved[field][0] = value
+    saved["tree_slots"][0] = 2 * saved["budget"][0] - 1
+    with pytest.raises(errors.StateSnapshotError, match=message):
+        check_online_store(saved, controls(), 2)
+    check_online_store(saved, controls(update_mode="structural"), 2)
 
 
 def test_features_that_bin_every_row_alike_share_a_column():
