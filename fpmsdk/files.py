@@ -208,7 +208,8 @@ def write_directory(path: str | os.PathLike[str], files: Mapping[str, bytes]) ->
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, "only written where nothing is", target)
     draft = os.path.join(parent, f".fpmsdk-{os.urandom(8).hex()}")
-    os.mkdir(draft)
+    with _blaming(path, Path(draft)):
+        os.mkdir(draft)
     try:
         for name, content in files.items():
             with open(os.path.join(draft, name), "xb") as file:

@@ -436,6 +436,11 @@ def test_ten_million_observations():
 
 def test_the_errors_of_a_learner_name_what_it_needs(stepped, tmp_path):
     model = stepped()
+    with pytest.raises(errors.LearnedModelError, match="takes a new directory, found ''"):
+        model.save_online_checkpoint("")
+    with pytest.raises(FileNotFoundError) as missing:
+        model.save_online_checkpoint(tmp_path / "none" / "saved")
+    assert missing.value.filename == str(tmp_path / "none" / "saved")
     (tmp_path / "there").mkdir()
     with pytest.raises(errors.LearnedModelError, match="there: the destination exists"):
         model.save_online_checkpoint(tmp_path / "there")
