@@ -23,7 +23,7 @@ cnp.import_array()
 cdef extern from *:
     int __builtin_ctzll(unsigned long long) noexcept nogil
 
-# Histograms of a growing subtree are kept up to 8 MB.
+# Histograms of a tree's nodes, and of a growing subtree's leaves, are kept up to 8 MB each.
 cdef int64_t MOST_BANKED_CELLS = 1 << 19
 
 
@@ -73,10 +73,12 @@ cdef class OnlineForest(OnlineTrees):
         self.recent_first = <int64_t*>self.hold(np.zeros(widest, np.int64))
         self.recent_count = <int64_t*>self.hold(np.zeros(widest, np.int64))
         self.totals = <Totals*>self.hold(np.zeros(widest * sizeof(Totals), np.uint8))
-        # A walk needs one histogram more than it can halve the leaves of a tree.
-        self.pool_size = 2
-        while (1 << (self.pool_size - 2)) < widest:
-            self.pool_size += 1
+        self.pool_size = widest
+        if widest > MOST_BANKED_CELLS // self.search.num_cells:
+            # A walk from the leaves up needs one histogram more than it can halve the leaves of a tree.
+            self.pool_size = 2
+            while (1 << (self.pool_size - 2)) < widest:
+                self.pool_size += 1
         self.pool = <Cell*>self.hold(np.zeros(2 * self.pool_size * self.search.num_cells))
         self.bank_size = min((widest + 1) // 2, MOST_BANKED_CELLS // self.search.num_cells)
         self.bank = <Cell*>self.hold(np.zeros(2 * max(1, self.bank_size * self.search.num_cells)))
@@ -256,7 +258,7 @@ cdef class OnlineForest(OnlineTrees):
             self.recent_slot[row] = self.slot_of(tree, self.codes + <int64_t>row * self.num_features)
             self.recent_derivative[row] = self.gradients[row * self.num_trees + tree]
         self.arrange_recent(tree, self.recent_swap, num_rows)
-        return self.walk(tree, 0, 1, 0, True)
+        return self.walk(tree, True)
 
     # --- splits -----------------------------------------------------------------------------------------------------
 
@@ -318,30 +320,75 @@ cdef class OnlineForest(OnlineTrees):
             self.needs[slot] = left + 1 if left == right else max(left, right)
         return self.needs[slot]
 
-    cdef int walk(self, int64_t tree, int32_t slot, uint64_t path, int64_t place, bint stop) noexcept nogil:
-        # Check every node of a subtree into `verdicts`; its histogram is left at `place` of the pool.
-        if slot == 0:
-            self.count_needs(&self.nodes[self.tree_start[tree]], 0)
-        return self.walk_node(tree, slot, path, place, stop)
+    cdef int walk(self, int64_t tree, bint stop) noexcept nogil:
+        # Check the nodes of a tree into `verdicts`, those below one that has to be rebuilt left out where the pool holds
+        # the histograms of all.
+        if self.pool_size >= self.tree_start[tree + 1] - self.tree_start[tree]:
+            self.sum_cells(tree, 0)
+            return self.check_down(tree, 0, 1, stop)
+        self.count_needs(&self.nodes[self.tree_start[tree]], 0)
+        return self.walk_node(tree, 0, 1, 0, stop)
+
+    cdef void sum_cells(self, int64_t tree, int32_t slot) noexcept nogil:
+        # Histograms of a subtree, each in the place of its node.
+        cdef const Node* node = &self.nodes[self.tree_start[tree] + slot]
+        cdef const Growth* growth = &self.growth[self.tree_start[tree] + slot]
+        cdef int64_t i, num_cells = self.search.num_cells
+        cdef Cell* cells = self.pool + slot * num_cells
+        cdef const Cell* left = self.pool + node.left * num_cells
+        cdef const Cell* right = self.pool + node.right * num_cells
+        if node.left < 0:
+            self.fill_cells(self.order + tree * self.num_groups, growth.first, growth.count, cells)
+        else:
+            self.sum_cells(tree, node.left)
+            self.sum_cells(tree, node.right)
+            for i in range(num_cells):
+                cells[i].gradient = left[i].gradient + right[i].gradient
+                cells[i].rows = left[i].rows + right[i].rows
+        self.sum_totals(self.tree_start[tree], slot)
+
+    cdef void sum_totals(self, int64_t start, int32_t slot) noexcept nogil:
+        # What a node holds, from its rows or its children.
+        cdef const Node* node = &self.nodes[start + slot]
+        cdef const Leaf* leaf = &self.leaves[start + slot]
+        cdef Totals* totals = &self.totals[slot]
+        cdef const Totals* one
+        cdef const Totals* two
+        if node.left < 0:
+            totals.history_gradient, totals.history_rows = leaf.history_gradient, leaf.history_rows
+            totals.recent_gradient, totals.recent_rows = leaf.recent_gradient, leaf.recent_rows
+            return
+        one, two = &self.totals[node.left], &self.totals[node.right]
+        totals.history_gradient = one.history_gradient + two.history_gradient
+        totals.history_rows = one.history_rows + two.history_rows
+        totals.recent_gradient = one.recent_gradient + two.recent_gradient
+        totals.recent_rows = one.recent_rows + two.recent_rows
+
+    cdef int check_down(self, int64_t tree, int32_t slot, uint64_t path, bint stop) noexcept nogil:
+        cdef const Node* node = &self.nodes[self.tree_start[tree] + slot]
+        cdef int outcome = self.check(tree, slot, path, self.pool + slot * self.search.num_cells, &self.totals[slot])
+        self.verdicts[slot] = outcome == WALK_MUST_REBUILD
+        if outcome == WALK_MUST_REBUILD and not stop:
+            return WALK_FINE
+        if outcome == WALK_FINE and node.left >= 0:
+            outcome = self.check_down(tree, node.left, 2 * path, stop)
+            if outcome == WALK_FINE:
+                outcome = self.check_down(tree, node.right, 2 * path + 1, stop)
+        return outcome
 
     cdef int walk_node(self, int64_t tree, int32_t slot, uint64_t path, int64_t place, bint stop) noexcept nogil:
+        # Check a subtree from its leaves up; its histogram is left at `place` of the pool.
         cdef int64_t start = self.tree_start[tree]
         cdef const Node* node = &self.nodes[start + slot]
         cdef const Growth* growth = &self.growth[start + slot]
-        cdef const Leaf* leaf = &self.leaves[start + slot]
         cdef Cell* cells = self.pool + place * self.search.num_cells
         cdef const Cell* others
-        cdef Totals* totals = &self.totals[slot]
-        cdef Totals* one
-        cdef Totals* two
         cdef int64_t i
         cdef int outcome
         cdef bint left_first
         self.verdicts[slot] = 0
         if node.left < 0:
             self.fill_cells(self.order + tree * self.num_groups, growth.first, growth.count, cells)
-            totals.history_gradient, totals.history_rows = leaf.history_gradient, leaf.history_rows
-            totals.recent_gradient, totals.recent_rows = leaf.recent_gradient, leaf.recent_rows
         else:
             left_first = self.needs[node.left] >= self.needs[node.right]
             outcome = self.walk_node(
@@ -358,12 +405,8 @@ cdef class OnlineForest(OnlineTrees):
             for i in range(self.search.num_cells):
                 cells[i].gradient += others[i].gradient
                 cells[i].rows += others[i].rows
-            one, two = &self.totals[node.left], &self.totals[node.right]
-            totals.history_gradient = one.history_gradient + two.history_gradient
-            totals.history_rows = one.history_rows + two.history_rows
-            totals.recent_gradient = one.recent_gradient + two.recent_gradient
-            totals.recent_rows = one.recent_rows + two.recent_rows
-        outcome = self.check(tree, slot, path, cells, totals)
+        self.sum_totals(start, slot)
+        outcome = self.check(tree, slot, path, cells, &self.totals[slot])
         if outcome == WALK_MUST_REBUILD and not stop:
             self.verdicts[slot] = 1
             return WALK_FINE
@@ -407,7 +450,7 @@ cdef class OnlineForest(OnlineTrees):
     cdef bint repair_tree(self, int64_t tree, const int32_t* rows, int64_t num_rows) noexcept nogil:
         cdef int64_t before = self.rebuilt
         self.arrange_recent(tree, rows, num_rows)
-        if self.walk(tree, 0, 1, 0, False) != WALK_FINE:
+        if self.walk(tree, False) != WALK_FINE:
             return False
         if not self.repair(tree, 0, 1, 0):
             return False

@@ -36,7 +36,7 @@ cdef class OnlineForest(OnlineTrees):
     cdef Growth* old_growth
     cdef double* told                # [group] what the trees so far say
     cdef Cell* derivatives           # [group]
-    cdef Cell* pool                  # histograms: as many as a walk over the deepest tree needs
+    cdef Cell* pool                  # histograms: of all nodes of a tree, or as many as a walk over the deepest needs
     cdef int64_t pool_size
     cdef Cell* bank                  # histograms of a growing subtree's leaves
     cdef int64_t bank_size
@@ -65,7 +65,10 @@ cdef class OnlineForest(OnlineTrees):
     cdef int64_t place_recent(self, const Node* nodes, int32_t slot, int64_t first) noexcept nogil
     cdef void fill_cells(self, const int32_t* order, int64_t first, int64_t count, Cell* cells) noexcept nogil
     cdef int32_t count_needs(self, const Node* nodes, int32_t slot) noexcept nogil
-    cdef int walk(self, int64_t tree, int32_t slot, uint64_t path, int64_t place, bint stop) noexcept nogil
+    cdef int walk(self, int64_t tree, bint stop) noexcept nogil
+    cdef void sum_cells(self, int64_t tree, int32_t slot) noexcept nogil
+    cdef void sum_totals(self, int64_t start, int32_t slot) noexcept nogil
+    cdef int check_down(self, int64_t tree, int32_t slot, uint64_t path, bint stop) noexcept nogil
     cdef int walk_node(self, int64_t tree, int32_t slot, uint64_t path, int64_t place, bint stop) noexcept nogil
     cdef int check(
         self, int64_t tree, int32_t slot, uint64_t path, const Cell* cells, const Totals* totals
