@@ -34,7 +34,8 @@ cdef class OnlineForest(OnlineTrees):
     Parameters
     ----------
     As of `OnlineTrees`. A budget of 0 at a root: that every node may have as many leaves as it has. Of controls also
-    min_samples_leaf, max_depth, split_sampling_rate, split_rank_tolerance, seed, store.
+    min_samples_leaf, max_depth, split_sampling_rate, split_rank_tolerance, seed, store; and kept_cells, how many cells the
+    histograms of a tree's nodes may have together (by default 2^19) before they are made one after the other.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ cdef class OnlineForest(OnlineTrees):
         self.recent_count = <int64_t*>self.hold(np.zeros(widest, np.int64))
         self.totals = <Totals*>self.hold(np.zeros(widest * sizeof(Totals), np.uint8))
         self.pool_size = widest
-        if widest > MOST_BANKED_CELLS // self.search.num_cells:
+        if widest > controls.get("kept_cells", MOST_BANKED_CELLS) // self.search.num_cells:
             # A walk from the leaves up needs one histogram more than it can halve the leaves of a tree.
             self.pool_size = 2
             while (1 << (self.pool_size - 2)) < widest:

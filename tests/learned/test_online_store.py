@@ -294,6 +294,27 @@ def test_a_store_restored_after_any_history_is_the_same_and_learns_the_same(obse
     same_state(store, restored)
 
 
+@settings(max_examples=40, deadline=None)
+@given(OBSERVATIONS, CONTROLS)
+def test_what_is_learned_does_not_depend_on_how_many_histograms_are_kept(observations, changed):
+    rows, targets = past()
+    trees = [
+        Tree(
+            np.array([1, 3, 5, -1, -1, -1, -1], np.int32),
+            np.array([2, 4, 6, -1, -1, -1, -1], np.int32),
+            np.array([0, 1, 1, 0, 0, 0, 0], np.int16),
+            np.array([5.5, 3.0, 5.0, 0.0, 0.0, 0.0, 0.0]),
+            np.array([0.0, 0.0, 0.0, -0.4, -0.1, 0.1, 0.5]),
+            np.ones(7, np.uint8),
+        )
+    ] * 2
+    changed = changed | {"update_mode": "structural"}
+    stores = [one_store(rows, targets, trees, **changed, **kept) for kept in ({}, {"kept_cells": 0})]
+    for store in stores:
+        feed(store, observations, 0)
+    same_state(*stores)
+
+
 @settings(max_examples=60, deadline=None)
 @given(OBSERVATIONS, CONTROLS)
 def test_leaves_hold_their_rows_and_trees_keep_their_budgets(observations, changed):
