@@ -270,8 +270,24 @@ cdef class OnlineStore:
         self.clock[EVICTED] += leaving
         self.head = (self.head + leaving) % self.capacity
 
-    cdef Forest published(self, bint log_target):
-        # The trees as they are now, for serving.
+    cdef Forest published(self, bint log_target, Forest before):
+        # The trees as they are now, for serving; `before` are those of an earlier batch, None without any.
+        if before is None or self.forest.structural:
+            return self.published_anew(log_target)
+        return self.published_like(before)
+
+    cdef Forest published_like(self, Forest before):
+        # Only leaves have moved. Both list them level by level, tree after tree.
+        cdef Forest built = before.copied()
+        cdef const Leaf* leaf = self.forest.leaves
+        cdef int64_t place
+        for place in range(built.num_nodes):
+            if built.nodes[place].child == place:
+                built.value[place] = leaf.value
+                leaf += 1
+        return built
+
+    cdef Forest published_anew(self, bint log_target):
         cdef OnlineTrees forest = self.forest
         cdef int64_t nodes = forest.num_nodes, t, slot, start, f
         cdef cnp.ndarray root = np.empty(self.num_trees, np.int32)

@@ -184,6 +184,10 @@ cdef class OnlineForest(OnlineTrees):
             self.derivatives[i].rows = <double>self.group_rows[i]
             self.derivatives[i].gradient = self.derivatives[i].rows * self.told[i] - self.group_sum[i]
 
+    cdef void count_history(self, int64_t tree) noexcept nogil:
+        # They are counted with every sum.
+        pass
+
     cdef void sum_history(self, int64_t tree) noexcept nogil:
         self.derive_history()
         self.sum_leaves(tree)

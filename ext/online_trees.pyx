@@ -22,6 +22,7 @@ cdef extern from *:
 
 cdef enum:
     MAX_MASKED = 64          # leaves that a mask has bits for
+    GROUPS_AT_ONCE = 256     # whose masks are combined column by column
 
 DEPTH_LIMIT = MAX_DEPTH
 
@@ -102,8 +103,11 @@ cdef class OnlineTrees:
         return [*self.buffers, *self.ring_buffers]
 
     cdef int read_nodes(self, dict given, tree_nodes) except -1:
-        cdef int64_t t, slot, start, leaf = 0, entry = 0, used
+        cdef int64_t t, slot, start, entry = 0, used
         cdef Node* node
+        cdef Leaf* leaf
+        cdef cnp.ndarray waiting = np.zeros(self.num_nodes + 1, np.int32)
+        cdef int32_t* places = <int32_t*>cnp.PyArray_DATA(waiting)
         nodes = {name: np.ascontiguousarray(given[name], dtype) for name, dtype in NODE_TYPES.items()}
         cdef const int32_t* left = <const int32_t*>cnp.PyArray_DATA(nodes["left"])
         cdef const int32_t* right = <const int32_t*>cnp.PyArray_DATA(nodes["right"])
@@ -115,7 +119,6 @@ cdef class OnlineTrees:
         cdef const double* gradient = <const double*>cnp.PyArray_DATA(nodes["recent_gradient"])
         for t in range(self.num_trees):
             start = self.tree_start[t]
-            leaf = self.leaf_start[t]
             used = tree_nodes[t]
             for slot in range(self.tree_start[t + 1] - start):
                 node = &self.nodes[start + slot]
@@ -125,16 +128,33 @@ cdef class OnlineTrees:
                     node.feature, node.bin = <uint8_t>feature[entry], <uint8_t>bin[entry]
                     node.missing_left = missing[entry] != 0
                 else:
-                    if self.structural:
-                        leaf = start + slot
-                    node.right = <int32_t>leaf
-                    if slot < used:
-                        self.leaves[leaf].value = value[entry]
-                        self.leaves[leaf].refreshed_value = refreshed[entry]
-                        self.leaves[leaf].recent_gradient = gradient[entry]
-                    leaf += 1
+                    node.right = <int32_t>(start + slot)
                 entry += slot < used
+            if not self.structural:
+                self.number_leaves(t, places)
+            for slot in range(used):
+                node = &self.nodes[start + slot]
+                if node.left < 0:
+                    leaf = &self.leaves[node.right]
+                    leaf.value = value[entry - used + slot]
+                    leaf.refreshed_value = refreshed[entry - used + slot]
+                    leaf.recent_gradient = gradient[entry - used + slot]
         return 0
+
+    cdef void number_leaves(self, int64_t tree, int32_t* places) noexcept nogil:
+        # Give the leaves of a tree their places level by level, as a published forest lists its nodes.
+        cdef Node* nodes = &self.nodes[self.tree_start[tree]]
+        cdef int64_t at = 0, end = 1, leaf = self.leaf_start[tree]
+        places[0] = 0
+        while at < end:
+            if nodes[places[at]].left < 0:
+                nodes[places[at]].right = <int32_t>leaf
+                leaf += 1
+            else:
+                places[end] = nodes[places[at]].left
+                places[end + 1] = nodes[places[at]].right
+                end += 2
+            at += 1
 
     cdef int bind_ring(self, const uint8_t* codes, const double* targets, double* gradients, int64_t capacity) except -1:
         # Recent rows moved; a batch needs as much memory beside them.
@@ -160,6 +180,7 @@ cdef class OnlineTrees:
             raise MemoryError
         for t in range(self.num_trees):
             self.find_groups(t)
+            self.count_history(t)
             self.sum_history(t)
             self.advance_history(t)
             for i in range(num_rows):
@@ -225,16 +246,25 @@ cdef class OnlineTrees:
         cdef int32_t used[MAX_MASKED]
         cdef int32_t num_leaves = 0
         cdef int num_used = 0, u
-        cdef int64_t i
+        cdef int64_t i, first = 0, count
         cdef const Node* node
-        cdef uint64_t bits
+        cdef uint64_t bits[GROUPS_AT_ONCE]
+        cdef const uint64_t* masks
+        cdef const uint8_t* codes
         if self.leaf_start[tree + 1] - self.leaf_start[tree] <= MAX_MASKED:
             self.mask_codes(nodes, 0, leaf_at, &num_leaves, used, &num_used)
-            for i in range(self.num_groups):
-                bits = ~<uint64_t>0
+            while first < self.num_groups:
+                count = min(self.num_groups - first, GROUPS_AT_ONCE)
+                for i in range(count):
+                    bits[i] = ~<uint64_t>0
                 for u in range(num_used):
-                    bits &= self.masks[used[u] * MAX_BINS + self.columns[used[u] * self.num_groups + i]]
-                self.reached[i] = leaf_at[__builtin_ctzll(bits)]
+                    masks = self.masks + used[u] * MAX_BINS
+                    codes = self.columns + used[u] * self.num_groups + first
+                    for i in range(count):
+                        bits[i] &= masks[codes[i]]
+                for i in range(count):
+                    self.reached[first + i] = leaf_at[__builtin_ctzll(bits[i])]
+                first += count
             return
         for i in range(self.num_groups):
             node = nodes
@@ -273,17 +303,24 @@ cdef class OnlineTrees:
             masks[self.num_bins[node.feature]] &= ~left
         return below
 
-    cdef void sum_history(self, int64_t tree) noexcept nogil:
-        # What the leaves of a tree hold of the past.
-        cdef int64_t i, s
-        cdef Leaf* leaf
-        for s in range(self.leaf_start[tree], self.leaf_start[tree + 1]):
-            self.leaves[s].history_gradient = 0.0
-            self.leaves[s].history_rows = 0
+    cdef void count_history(self, int64_t tree) noexcept nogil:
+        # Rows of the past in the leaves of a tree, which stay where they are.
+        cdef int64_t i
         for i in range(self.num_groups):
-            leaf = &self.leaves[self.reached[i]]
-            leaf.history_gradient += <double>self.group_rows[i] * self.prefix[i] - self.group_sum[i]
-            leaf.history_rows += self.group_rows[i]
+            self.leaves[self.reached[i]].history_rows += self.group_rows[i]
+
+    cdef void sum_history(self, int64_t tree) noexcept nogil:
+        # Derivatives of the past in the leaves of a tree.
+        cdef int64_t i, s
+        cdef const int32_t* reached = self.reached
+        cdef const uint32_t* rows = self.group_rows
+        cdef const double* sums = self.group_sum
+        cdef const double* prefix = self.prefix
+        cdef Leaf* leaves = self.leaves
+        for s in range(self.leaf_start[tree], self.leaf_start[tree + 1]):
+            leaves[s].history_gradient = 0.0
+        for i in range(self.num_groups):
+            leaves[reached[i]].history_gradient += <double>rows[i] * prefix[i] - sums[i]
 
     cdef void advance_history(self, int64_t tree) noexcept nogil:
         # Add what the tree says, as of the last refresh, to the prefix of every group.

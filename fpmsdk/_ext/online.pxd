@@ -39,4 +39,6 @@ cdef class OnlineStore:
     cdef bint is_due(self, int64_t now) noexcept nogil
     cdef void weigh(self, int64_t recent, double* history_weight, double* recent_weight) noexcept nogil
     cdef void run_batch(self, int64_t now) noexcept nogil
-    cdef Forest published(self, bint log_target)
+    cdef Forest published(self, bint log_target, Forest before)
+    cdef Forest published_like(self, Forest before)
+    cdef Forest published_anew(self, bint log_target)

@@ -76,6 +76,7 @@ cdef class OnlineTrees:
 
     cdef void* hold(self, array) except NULL
     cdef int read_nodes(self, dict given, tree_nodes) except -1
+    cdef void number_leaves(self, int64_t tree, int32_t* places) noexcept nogil
     cdef int bind_ring(self, const uint8_t* codes, const double* targets, double* gradients, int64_t capacity) except -1
     cdef int begin(self, const int32_t* rows, int64_t num_rows) except -1
     cdef void set_weights(self, double history_weight, double recent_weight) noexcept nogil
@@ -93,6 +94,7 @@ cdef class OnlineTrees:
     cdef uint64_t mask_codes(
         self, const Node* nodes, int32_t slot, int32_t* leaf_at, int32_t* num_leaves, int32_t* used, int* num_used
     ) noexcept nogil
+    cdef void count_history(self, int64_t tree) noexcept nogil
     cdef void sum_history(self, int64_t tree) noexcept nogil
     cdef void advance_history(self, int64_t tree) noexcept nogil
     # A batch.
