@@ -17,7 +17,7 @@ from fpmsdk.documents.canonical import read_document
 from fpmsdk.documents.strict import StrictDocument, checked
 from fpmsdk.errors import OnboardError
 
-CHECKPOINT_SCHEMA = "aisimulate-onboarding-checkpoint/v1"
+CHECKPOINT_SCHEMA: Literal["aisimulate-onboarding-checkpoint/v1"] = "aisimulate-onboarding-checkpoint/v1"
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 JsonObject = dict[str, JsonValue]
@@ -32,7 +32,7 @@ class Progress(StrictDocument):
 
     stage: Annotated[int, Field(ge=1, le=6)] = 1
     status: Literal["in_progress", "blocked", "complete"] = "in_progress"
-    blockers: list[str] = []
+    blockers: list[str] = Field(default_factory=list)
     next_action: str | None = None
 
 
@@ -68,13 +68,13 @@ class Configuration(StrictDocument):
     3
     """
 
-    inputs: JsonObject = {}
-    validation_inputs: JsonObject = {}
-    draft_request: JsonObject = {}
+    inputs: JsonObject = Field(default_factory=dict)
+    validation_inputs: JsonObject = Field(default_factory=dict)
+    draft_request: JsonObject = Field(default_factory=dict)
     progress: Progress = Progress(stage=3)
-    artifacts: dict[str, Artifact] = {}
+    artifacts: dict[str, Artifact] = Field(default_factory=dict)
     acceptance: Acceptance | None = None
-    history: list[JsonObject] = []
+    history: list[JsonObject] = Field(default_factory=list)
 
 
 class Checkpoint(StrictDocument):
@@ -86,14 +86,14 @@ class Checkpoint(StrictDocument):
 
     schema_version: Literal["aisimulate-onboarding-checkpoint/v1"] = CHECKPOINT_SCHEMA
     revision: Annotated[int, Field(ge=0)] = 0
-    inputs: JsonObject = {}
-    validation_inputs: JsonObject = {}
-    research: JsonObject = {}
-    decisions: JsonObject = {}
-    pending_questions: list[JsonValue] = []
+    inputs: JsonObject = Field(default_factory=dict)
+    validation_inputs: JsonObject = Field(default_factory=dict)
+    research: JsonObject = Field(default_factory=dict)
+    decisions: JsonObject = Field(default_factory=dict)
+    pending_questions: list[JsonValue] = Field(default_factory=list)
     progress: Progress = Progress()
-    artifacts: dict[str, Artifact] = {}
-    configurations: dict[str, Configuration] = {}
+    artifacts: dict[str, Artifact] = Field(default_factory=dict)
+    configurations: dict[str, Configuration] = Field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The plain JSON object."""
