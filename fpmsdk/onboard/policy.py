@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.documents.strict import StrictDocument, checked
-from fpmsdk.errors import OnboardError, PerfDataCorruptError
-from fpmsdk.perfdb.documents import read_mapping
+from fpmsdk.errors import OnboardError
+from fpmsdk.onboard.yaml_files import read_yaml
 
 POLICY_V1: Final = "aisimulate-onboarding-validation-policy/v1"
 POLICY_V2: Final = "aisimulate-onboarding-validation-policy/v2"
@@ -118,11 +118,5 @@ def _read(path: str | os.PathLike[str]) -> Any:
         return read_document(path, follow_links=True)
     except FileNotFoundError:
         raise OnboardError(f"{path}: no such policy file; name a JSON or YAML file", os.fspath(path)) from None
-    except OnboardError as fault:
-        json_fault = fault
-    try:
-        return read_mapping(path)
-    except PerfDataCorruptError:
-        raise OnboardError(
-            f"{json_fault}; nor is it a YAML mapping that gives every key once", os.fspath(path)
-        ) from None
+    except OnboardError:
+        return read_yaml(path)
