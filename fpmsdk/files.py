@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _GIT_LFS_POINTER = b"version https://git-lfs"
+# Names of the hidden files in which `whole_file` writes; one that is still there was left behind by a killed process.
+DRAFT_PREFIX = ".fpmsdk-"
 
 
 def is_git_lfs_pointer(content: bytes) -> bool:
@@ -62,7 +64,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         return
     target = Path(os.path.realpath(path))
     # Named by chance alone: threads do not meet, and a long target name fits.
-    draft = target.with_name(f".fpmsdk-{os.urandom(8).hex()}")
+    draft = target.with_name(f"{DRAFT_PREFIX}{os.urandom(8).hex()}")
     try:
         with _blaming(path, draft), open(draft, "x+b") as file:
             if mode is not None:
