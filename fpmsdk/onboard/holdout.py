@@ -96,7 +96,9 @@ def evaluate_holdout(
     ForwardPassPerfModel.best_available(_config(request, output / "source-systems")).close()
     points = {phase: points_of(source.eligible(phase)) for phase in request.collection_phases}
     envelope = [
-        (phase, point) for phase in request.collection_phases for point in sorted(envelope_anchors(phase, points[phase]))
+        (phase, point)
+        for phase in request.collection_phases
+        for point in sorted(envelope_anchors(phase, points[phase]))
     ]
     boundaries = mode_boundaries(source.matching, evidence, envelope)
     selected = _select(request, source, policy, set(envelope) | boundaries.anchors)
@@ -168,13 +170,13 @@ def _select(
     request: SupportRequest, source: SourceTable, policy: InterpolationPolicy, kept: set[Place]
 ) -> list[dict[str, Any]]:
     # Rows to withhold, each with the axes at whose ends it lies.
-    selected = []
+    selected: list[dict[str, Any]] = []
     for phase in request.collection_phases:
         rows = source.eligible(phase)
         points, by_point = points_of(rows), {place_of(row)[1]: row for row in rows}
         anchors = {point for kept_phase, point in kept if kept_phase == phase}
-        for point in select_points(phase, points, anchors, limit=policy.max_points_per_phase, seed=policy.seed):
-            selected.append({**by_point[point], "boundary_axes": boundary_axes(point, points)})
+        chosen = select_points(phase, points, anchors, limit=policy.max_points_per_phase, seed=policy.seed)
+        selected += [{**by_point[point], "boundary_axes": boundary_axes(point, points)} for point in chosen]
     return selected
 
 

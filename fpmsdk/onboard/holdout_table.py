@@ -20,7 +20,7 @@ from fpmsdk.files import read_regular, sha256
 from fpmsdk.onboard.holdout_boundaries import Place, Row, is_eligible, place_of
 from fpmsdk.onboard.holdout_select import Points
 from fpmsdk.onboard.request import SupportRequest
-from fpmsdk.onboard.yaml_files import parse_yaml
+from fpmsdk.perfdb.documents import read_mapping
 from fpmsdk.perfdb.forward_schema import EXECUTION_COLUMNS, IDENTITY_COLUMNS, LEGACY_EXECUTION, TABLE_FILE, sidecar_path
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def read_source(request: SupportRequest, systems_root: Path) -> SourceTable:
         contents[key] = read_regular(path, limit_bytes=_LARGEST_FILE_BYTES, follow_links=False)
         if sha256(contents[key]) != inputs[key]["sha256"]:
             raise EvidenceError(f"{path}: changed while it was read; wait until nothing writes to it", str(path))
-    _require_local_data(deployment.system, contents["system"], inputs["system"]["path"])
+    _require_local_data(deployment.system, inputs["system"]["path"])
     try:
         table = pq.read_table(pa.BufferReader(contents["parquet"]))
     except (pa.ArrowException, OSError) as fault:
@@ -158,9 +158,8 @@ def read_source(request: SupportRequest, systems_root: Path) -> SourceTable:
     return SourceTable(inputs, names, contents, table, metadata, rows, matches)
 
 
-def _require_local_data(system: str, content: bytes, path: str) -> None:
-    document = parse_yaml(content.decode(), path)
-    found = document.get("data_dir") if isinstance(document, dict) else None
+def _require_local_data(system: str, path: str) -> None:
+    found = read_mapping(path).get("data_dir")
     if found != f"data/{system}":
         raise OnboardError(f"{path}: data_dir must be data/{system} for a holdout, found {found!r}", path)
 
@@ -172,8 +171,7 @@ def _matches(row: Row, request: SupportRequest) -> bool:
         and row["workload_kind"] in request.collection_phases
         and all(row.get(name) == getattr(deployment, name) for name in (*_PLACE_COLUMNS, *IDENTITY_COLUMNS))
         and all(
-            row.get(name, default) == default
-            for name, default in zip(EXECUTION_COLUMNS, LEGACY_EXECUTION, strict=True)
+            row.get(name, default) == default for name, default in zip(EXECUTION_COLUMNS, LEGACY_EXECUTION, strict=True)
         )
     )
 
