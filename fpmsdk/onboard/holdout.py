@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fpmsdk.documents.canonical import pretty_bytes, write_document
 from fpmsdk.documents.evidence import file_evidence, verify_evidence
@@ -331,16 +332,23 @@ def phase_report(predictions: Sequence[Mapping[str, Any]], policy: Interpolation
     }
 
 
-def _figures(errors: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float] | None:
+def _figures(errors: NDArray[np.float64]) -> dict[str, float] | None:
+    # Bit for bit the same wherever it is computed again, which library functions do not promise.
     if not len(errors):
         return None
-    absolute = np.abs(errors)
+    absolute = np.sort(np.abs(errors)).tolist()
     return {
-        "p50": float(np.quantile(absolute, 0.5)),
-        "p95": float(np.quantile(absolute, 0.95)),
-        "max": float(absolute.max()),
-        "bias": float(errors.mean()),
+        "p50": _quantile(absolute, 0.5),
+        "p95": _quantile(absolute, 0.95),
+        "max": absolute[-1],
+        "bias": float(np.add.accumulate(errors)[-1]) / len(errors),
     }
+
+
+def _quantile(ascending: Sequence[float], fraction: float) -> float:
+    place = (len(ascending) - 1) * fraction
+    lower, upper = ascending[math.floor(place)], ascending[math.ceil(place)]
+    return lower + (upper - lower) * (place - math.floor(place))
 
 
 def require_reproduced(saved: Mapping[str, Any], current: Mapping[str, Any], where: str) -> None:
