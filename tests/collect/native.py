@@ -1,6 +1,7 @@
 """Native artifacts for tests: those recorded from a real engine, and small made-up ones of several ranks."""
 
 import gzip
+import hashlib
 import json
 from pathlib import Path
 
@@ -152,3 +153,109 @@ def write(raw_root, cell, files, per_unit=1):
         folder = unit(raw_root / f"node{rank // per_unit:04d}", cell)
         (folder / ("benchmark.json" if rank == 0 else f"benchmark_dp{rank}.json")).write_text(json.dumps(document))
     return raw_root
+
+
+PROTOCOL = {
+    "schema_version": 1,
+    "content_identity": "coordinate_rank_slot_v1",
+    "content_seed": "seed",
+    "synthetic_content": "random",
+    "synthetic_pool_tag": "pool",
+    "prompt_hash_encoding": "uint32_le",
+    "independent_repetitions": 1,
+    "timing_metric": "scheduler_wall_time",
+    "input_evidence_scope": "injected_prompt_token_ids",
+    "unobserved": ["gpu_clocks"],
+    "preparation": {
+        "warmup_iterations": 5,
+        "prefill_real_seed": True,
+        "decode_real_kv_warmup": True,
+        "giant_kv_threshold": 1000000,
+        "giant_kv_repeats": 3,
+    },
+}
+CONTRACT = {
+    "schema_version": 1,
+    "sample_field": "benchmark_sample",
+    "warmup_field": "warmup_evidence",
+    "forward_index_scope": "rank_process",
+    "timing_clock": "process_local_monotonic",
+    "cudagraph_source": "ModelRunnerOutput.cudagraph_stats",
+    "warmup_scope": "request_completion_and_existing_shape_validation",
+}
+
+
+def sha(value):
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def with_measurements(files, execution=True, internal=2):
+    """The same rank files with a measurement protocol, `internal` steps a sample and, if asked, every forward."""
+    for rank, document in enumerate(files):
+        protocol = PROTOCOL | ({"execution_evidence": CONTRACT} if execution else {})
+        document["measurement_protocol"] = json.loads(json.dumps(protocol))
+        for name in ("limits", "cudagraph", "recurrent_state"):
+            document[name] = {"value": name}
+        document["engine"] = {"scheduler": {"async_scheduling": False}}
+        if execution:
+            warmup = {
+                "kind": "global",
+                "requested_shape": None,
+                "status": "completed",
+                "forward_index_start": 0,
+                "forward_index_end": 5,
+                "observed_forward_count": 5,
+                "completed_points_before": 0,
+                "first_scheduled_requests": None,
+                "last_scheduled_requests": None,
+                "validation": {"status": "not_performed"},
+            }
+            document["warmup_evidence"] = {"status": "recorded", "records": [warmup]}
+        for position, row in enumerate(document["results"]):
+            (sample,) = row["fpms"]
+            sample["benchmark_measurement"] = _measurement(row, rank, position, execution, internal)
+    for number in range(len(files[0]["results"])):
+        for document in files:
+            group = document["iteration_groups"][number]
+            for rank, one in enumerate(group["rank_results"]):
+                one["fpms"] = files[rank]["results"][number]["fpms"]
+    return files
+
+
+def _measurement(row, rank, position, execution, internal):
+    point, (sample,) = row["point"], row["fpms"]
+    identity = {name: point[name] for name in ("point_type", "batch_size", "total_prefill_tokens")}
+    identity |= {name: point[name] for name in ("total_kv_read_tokens", "partition", "rows")}
+    requests = [{"slot": slot, "num_tokens": 16, "sha256": sha(slot)} for slot in range(point["batch_size"])]
+    raw = []
+    for step in range(internal):
+        forward = 5 + position * internal + step
+        record = {
+            "sample_index": step,
+            "forward_index": forward,
+            "timing": {
+                "basis": "inter_output",
+                "start_monotonic": float(forward),
+                "end_monotonic": forward + sample["wall_time"],
+            },
+            "cudagraph": {
+                "status": "observed",
+                "runtime_mode": "FULL",
+                "num_unpadded_tokens": 3,
+                "num_padded_tokens": 4,
+                "num_paddings": 1,
+            },
+        }
+        one = {"dp_rank": rank, "counter_id": point["benchmark_id"], "wall_time": sample["wall_time"]}
+        raw.append(one | ({"benchmark_sample": record} if execution else {}))
+    preparation = {"grid_digest": "grid", "completed_points_before": position, "kv_seed_regime": row["kv_seed_regime"]}
+    return {
+        "schema_version": 1,
+        "point_key": sha(identity),
+        "dp_rank": rank,
+        "prompts": {"status": "recorded", "requests": requests, "sha256": sha(requests)},
+        "preparation": preparation | ({"warmup_records_before": 1} if execution else {}),
+        "expected_internal_samples": internal,
+        "raw_fpms": raw,
+        "estimate": {"method": "last_step", "raw_sample_indices": [internal - 1]},
+    }
