@@ -20,7 +20,7 @@ from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.checkpoint import Checkpoint
 from fpmsdk.onboard.checkpoint_merge import merge_patch
 from fpmsdk.onboard.deployment import CollectionDeployment
-from fpmsdk.onboard.overrides import checked_overrides
+from fpmsdk.onboard.overrides import check_overrides
 from fpmsdk.onboard.request_sections import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_NUM_TOKENS,
@@ -106,7 +106,7 @@ def resolve_launch(
         profile = _with_version(profile, identity, topology, request.get("worker_type"))
         request["fpm_profile"] = profile.model_dump(mode="json")
         selected = _selected(profile, identity, topology, request.get("worker_type"))
-    overrides = checked_overrides(inputs.get("resource_overrides"))
+    overrides = check_overrides(inputs.get("resource_overrides"))
     facts = {
         **({"worker_type": request["worker_type"]} if request.get("worker_type") is not None else {}),
         "identity": identity.model_dump(mode="json", exclude_none=True),

@@ -1,116 +1,180 @@
-"""What a user states of a deployment's resources, over what its configuration or a probe tells.
+"""Profile fields that a person states: which there are, what they take, how they are read.
 
-Source: onboarding.md section 3.3 (override fields), section 6.3 (layout claims).
+Source: onboarding.md sections 1.1 and 3.3.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, field_validator, model_validator
+import os
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
 
 from fpmsdk.config.modes import COMM_MODES, GEMM_MODES, KV_CACHE_MODES, MOE_MODES, RECORDED_FMHA_MODES
-from fpmsdk.config.profile import MAX_BYTES, CacheGroup
-from fpmsdk.documents.strict import StrictDocument, checked
+from fpmsdk.config.profile import DECLARED_FIELDS, MAX_BYTES, CacheGroup
+from fpmsdk.documents.strict import checked
 from fpmsdk.errors import OnboardError
+from fpmsdk.onboard.config_fields import integer, text
+from fpmsdk.onboard.yaml_files import parse_yaml, read_mapping
 
-Count = Annotated[int, Field(ge=1)]
-Bytes = Annotated[int, Field(ge=0, le=MAX_BYTES)]
-Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
-GroupName = Literal["full_attention", "sliding_attention", "full_convolution", "sliding_convolution"]
+MODEL_FIELDS = ("architecture", "context_length", "num_experts")
+PRECISION_FIELDS = ("gemm_quant_mode", "moe_quant_mode", "fmha_quant_mode", "comm_quant_mode", "kv_cache_dtype")
+DEPLOYMENT_FIELDS = (*PRECISION_FIELDS, "moe_backend", "attention_backend")
+RESOURCE_FIELDS = (
+    *DECLARED_FIELDS,
+    "kv_bytes_per_token",
+    "cache_layout",
+    "cache_groups",
+    "max_num_tokens",
+    "max_batch_size",
+)
+OVERRIDE_FIELDS = frozenset((*MODEL_FIELDS, *DEPLOYMENT_FIELDS, *RESOURCE_FIELDS, "cache_block_sizes", "provenance"))
+# What an override may claim of a cache that only a probe can measure; an import checks it.
+CLAIMED_GEOMETRY = ("cache_layout", "cache_groups", "kv_bytes_per_token")
+# Of one rank, so that no other topology can take it over.
+RANK_FIELDS = (*DECLARED_FIELDS, "kv_bytes_per_token")
+GROUP_NAMES = ("full_attention", "sliding_attention", "full_convolution", "sliding_convolution")
 
-NON_KV_FIELDS = ("weights_bytes", "activations_bytes", "runtime_overhead_bytes", "comm_overhead_bytes")
-_MODES = {
+CHOICES: dict[str, tuple[str, ...]] = {
     "gemm_quant_mode": GEMM_MODES,
     "moe_quant_mode": MOE_MODES,
     "fmha_quant_mode": RECORDED_FMHA_MODES,
     "comm_quant_mode": COMM_MODES,
     "kv_cache_dtype": KV_CACHE_MODES,
+    "cache_layout": ("linear", "grouped"),
 }
+_MAY_BE_ZERO = frozenset({"num_experts", *DECLARED_FIELDS})
+_INTEGERS = frozenset({"context_length", "num_experts", "max_num_tokens", "max_batch_size", *RANK_FIELDS})
 
 
-class ResourceOverrides(StrictDocument):
-    """Stated resources; a field that is not stated is absent, null is no statement.
-
-    Bytes and limits are those of one rank. Use `checked_overrides`.
-    Source: onboarding.md section 3.3.
-    """
-
-    architecture: Text | None = None
-    context_length: Count | None = None
-    num_experts: Annotated[int, Field(ge=0)] | None = None
-    gemm_quant_mode: Text | None = None
-    moe_quant_mode: Text | None = None
-    fmha_quant_mode: Text | None = None
-    comm_quant_mode: Text | None = None
-    kv_cache_dtype: Text | None = None
-    moe_backend: Text | None = None
-    attention_backend: Text | None = None
-    weights_bytes: Bytes | None = None
-    activations_bytes: Bytes | None = None
-    runtime_overhead_bytes: Bytes | None = None
-    comm_overhead_bytes: Bytes | None = None
-    kv_bytes_per_token: Annotated[int, Field(ge=1, le=MAX_BYTES)] | None = None
-    cache_layout: Literal["linear", "grouped"] | None = None
-    cache_block_sizes: Annotated[dict[GroupName, Count], Field(min_length=1)] | None = None
-    cache_groups: Annotated[list[CacheGroup], Field(min_length=1)] | None = None
-    max_num_tokens: Count | None = None
-    max_batch_size: Count | None = None
-    provenance: Text | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _stated(cls, value: Any) -> Any:
-        nothing = [name for name, item in value.items() if item is None] if isinstance(value, dict) else []
-        if nothing:
-            raise ValueError(f"{', '.join(nothing)}: null states nothing; leave it out")
-        return value
-
-    @field_validator(*_MODES)
-    @classmethod
-    def _known_mode(cls, name: str, info: Any) -> str:
-        accepted = _MODES[info.field_name]
-        if name not in accepted:
-            raise ValueError(f"must be one of {', '.join(accepted)}, found {name!r}")
-        return name
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ResourceOverrides:
-        groups = self.cache_groups
-        if groups is not None:
-            if len({group.name for group in groups}) < len(groups):
-                raise ValueError("cache_groups: names must be unique")
-            if self.kv_bytes_per_token is not None or self.cache_layout == "linear":
-                raise ValueError("cache_groups contradict kv_bytes_per_token and cache_layout linear; state one layout")
-        if self.kv_bytes_per_token is not None and self.cache_layout == "grouped":
-            raise ValueError("kv_bytes_per_token contradicts cache_layout grouped; state one layout")
-        total = sum(getattr(self, name) or 0 for name in NON_KV_FIELDS)
-        if total > MAX_BYTES:
-            raise ValueError(f"{', '.join(NON_KV_FIELDS)}: together at most 2**53 bytes, found {total}")
-        return self
-
-
-def checked_overrides(value: Any, where: str = "resource_overrides") -> dict[str, Any]:
-    """Stated resources as plain values, with groups written out in full; empty for None.
-
-    Parameters
-    ----------
-    value: a flat mapping, or None.
-    where: the file or input it came from, for the message.
+def load_overrides(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """The flat mapping of an overrides file, its values not checked yet; empty without a file.
 
     Raises
     ------
-    OnboardError: a field is unknown, malformed or contradicts another; one line a field.
-
-    Example
-    -------
-    >>> checked_overrides({"kv_cache_dtype": "bfloat16", "max_batch_size": 4})
-    {'kv_cache_dtype': 'bfloat16', 'max_batch_size': 4}
+    OnboardError: no such mapping; names the file.
+    OSError: it cannot be read.
     """
-    if value is None:
+    return {} if path is None else read_mapping(path)
+
+
+def check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Every stated value, checked on its own and against the others.
+
+    Raises
+    ------
+    OnboardError: names the field, what it takes and what was found.
+
+    >>> check_overrides({"fmha_quant_mode": "bfloat16", "max_num_tokens": 4096})
+    {'fmha_quant_mode': 'bfloat16', 'max_num_tokens': 4096}
+    """
+    if overrides is None:
         return {}
-    if not isinstance(value, dict):
-        raise OnboardError(f"{where}: expected a flat mapping, found {value!r}", where)
-    stated = checked(ResourceOverrides, value, where)
-    document = stated.model_dump(mode="json")
-    return {name: document[name] for name in value}
+    if not isinstance(overrides, Mapping):
+        raise OnboardError(f"overrides must be a flat mapping, found {overrides!r}", "resource_overrides")
+    if unknown := sorted(str(name) for name in overrides if name not in OVERRIDE_FIELDS):
+        raise OnboardError(
+            f"unknown override fields: {', '.join(unknown)}; known are {', '.join(sorted(OVERRIDE_FIELDS))}", unknown[0]
+        )
+    found = {name: _checked(name, value) for name, value in overrides.items()}
+    layout = found.get("cache_layout")
+    if "cache_groups" in found and ("kv_bytes_per_token" in found or layout == "linear"):
+        raise OnboardError(
+            "cache_groups contradict kv_bytes_per_token and cache_layout linear; keep one of them", "cache_groups"
+        )
+    if "kv_bytes_per_token" in found and layout == "grouped":
+        raise OnboardError("kv_bytes_per_token contradicts cache_layout grouped; leave one out", "kv_bytes_per_token")
+    check_total_bytes(found)
+    return found
+
+
+def check_total_bytes(values: Mapping[str, Any]) -> None:
+    """Refuse bytes beyond what a profile can hold, one by one and in total."""
+    for name in RANK_FIELDS:
+        if name in values:
+            integer(values[name], name, least=0 if name in _MAY_BE_ZERO else 1, most=MAX_BYTES)
+    total = sum(values.get(name, 0) for name in DECLARED_FIELDS)
+    if total > MAX_BYTES:
+        raise OnboardError(f"{', '.join(DECLARED_FIELDS)} add up to {total}, more than {MAX_BYTES}", DECLARED_FIELDS[0])
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name == "cache_groups":
+        if not isinstance(value, list) or not value:
+            raise OnboardError(f"{name} must be a list of groups, found {value!r}", name)
+        groups = [checked(CacheGroup, group, f"{name}[{place}]") for place, group in enumerate(value)]
+        if len({group.name for group in groups}) < len(groups):
+            raise OnboardError(f"{name}: names must be unique", name)
+        return [group.model_dump(mode="json") for group in groups]
+    if name == "cache_block_sizes":
+        if not isinstance(value, dict) or not value or set(value) - set(GROUP_NAMES):
+            raise OnboardError(
+                f"{name} must map some of {', '.join(GROUP_NAMES)} to tokens of a block, found {value!r}", name
+            )
+        return {group: integer(size, f"{name}.{group}") for group, size in value.items()}
+    if name in _INTEGERS:
+        most = MAX_BYTES if name in RANK_FIELDS else None
+        return integer(value, name, least=0 if name in _MAY_BE_ZERO else 1, most=most)
+    stated = text(value, name)
+    if stated not in CHOICES.get(name, (stated,)):
+        raise OnboardError(f"{name} must be one of {', '.join(CHOICES[name])}, found {stated!r}", name)
+    return stated
+
+
+# --- answers at a prompt ---
+
+_QUANTITY = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B", re.IGNORECASE)
+
+
+def is_bytes(name: str) -> bool:
+    """Whether a field is a number of bytes.
+
+    >>> is_bytes("kv_bytes_per_token"), is_bytes("max_num_tokens")
+    (True, False)
+    """
+    return name in RANK_FIELDS
+
+
+def read_answer(name: str, answer: str) -> Any:
+    """The value of a field as a person types it, checked.
+
+    Bytes are integers or have a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB.
+
+    Raises
+    ------
+    OnboardError: no such value; names the field.
+
+    >>> read_answer("weights_bytes", "1.5 GiB")
+    1610612736
+    """
+    if name in ("cache_groups", "cache_block_sizes"):
+        value = parse_yaml(answer, name)
+    elif name in _INTEGERS:
+        value = _bytes(name, answer) if is_bytes(name) else _integer(name, answer)
+    else:
+        value = answer
+    return check_overrides({name: value})[name]
+
+
+def _integer(name: str, answer: str) -> int:
+    try:
+        return int(answer)
+    except ValueError:
+        raise OnboardError(f"{name} must be an integer, found {answer!r}", name) from None
+
+
+def _bytes(name: str, answer: str) -> int:
+    found = _QUANTITY.fullmatch(answer.strip())
+    if found is None:
+        try:
+            return int(answer)
+        except ValueError:
+            raise OnboardError(
+                f"{name} must be bytes or a quantity such as 512 MiB or 70 GiB, found {answer!r}", name
+            ) from None
+    number, prefix, binary = found.groups()
+    size = Fraction(number) * (1024 if binary else 1000) ** " KMGT".index((prefix or " ").upper())
+    if size.denominator != 1:
+        raise OnboardError(f"{name} must be a whole number of bytes, found {answer!r}", name)
+    return int(size)
