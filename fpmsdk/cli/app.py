@@ -5,6 +5,7 @@ import typer
 from fpmsdk.cli import demo, doctor, estimate, replay, tune, warmup
 from fpmsdk.cli.console import reports_errors
 from fpmsdk.cli.learn import learn
+from fpmsdk.cli.onboard import onboard
 from fpmsdk.cli.snapshot import snapshot
 from fpmsdk.cli.table import table
 from fpmsdk.cli.trace import trace
@@ -19,6 +20,7 @@ app = typer.Typer(
 for command in (demo.demo, tune.tune, estimate.estimate, replay.replay, warmup.warmup, doctor.doctor):
     app.command()(reports_errors(command))
 app.add_typer(learn)
+app.add_typer(onboard)
 app.add_typer(snapshot)
 app.add_typer(table)
 app.add_typer(trace)
