@@ -71,6 +71,8 @@ cdef class LinearStore(RowStore):
     cdef void learn(self, const double* projected, double target_ms) noexcept nogil:
         cdef int32_t evicted
         cdef double prior_ms = NAN
+        if self.clock[ACCEPTED_ROWS] == MOST_OBSERVATIONS:
+            return  # a count that only a tampered state reaches never wraps
         if self.policy.on_error:
             prior_ms = self.predict(projected)
         self.model.retain(projected, target_ms, &evicted)

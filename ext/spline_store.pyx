@@ -205,9 +205,13 @@ cdef class SplineStore(RowStore):
     # --- learning -------------------------------------------------------------------------------------------
 
     cdef void learn(self, const double* projected, double target_ms) noexcept nogil:
-        cdef double prior_ms = self.spline_ms(projected) if self.monitor.window > 0 else NAN
-        cdef int32_t evicted
-        cdef int32_t slot = self.model.retain(projected, target_ms, &evicted)
+        cdef double prior_ms = NAN
+        cdef int32_t evicted, slot
+        if self.clock[ACCEPTED_ROWS] == MOST_OBSERVATIONS:
+            return  # a count that only a tampered state reaches never wraps
+        if self.monitor.window > 0:
+            prior_ms = self.spline_ms(projected)
+        slot = self.model.retain(projected, target_ms, &evicted)
         self.sequence[slot] = self.clock[ACCEPTED_ROWS]
         self.clock[ACCEPTED_ROWS] += 1
         if isfinite(prior_ms):
