@@ -160,7 +160,7 @@ def test_a_grouped_profile_needs_its_checkpoint_at_hand(request_of, tmp_path, mo
 @pytest.mark.parametrize("name", ["declared linear", "no version"])
 def test_a_gpu_without_a_description_is_refused(request_of, tmp_path, surroundings, name):
     (surroundings / "h200_sxm.yaml").rename(surroundings / "b200_sxm.yaml")
-    with pytest.raises(OnboardError, match=r"'h200_sxm' has no packaged system description.*use one of b200_sxm"):
+    with pytest.raises(OnboardError, match="no description of system 'h200_sxm'"):
         create_plan(request_of(name), tmp_path / "plan")
     assert not (tmp_path / "plan").exists()
 
