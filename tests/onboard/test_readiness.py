@@ -168,7 +168,7 @@ def test_the_phases_of_the_role_are_needed_and_no_others(campaigns):
         {"identity": IDENTITY | {"gpu": "gb200"}},
         {"identity": IDENTITY | {"framework_version": "0.32.0"}},
         {"identity": IDENTITY | {"runtime_framework_version": "0.31.0"}},
-        {"search": {"context_length": 1024}},
+        {"search": {"context_length": 1536}},
         {"search": {"context_length": CONTEXT, "tensor_parallel": 2}},
         {"collection": COLLECTION | {"max_batch_size": 8}},
         {"collection": COLLECTION | {"gpu_memory_utilization": 0.5}},
