@@ -2,7 +2,7 @@
 
 import typer
 
-from fpmsdk.cli import onboard_checkpoint, onboard_plan, onboard_validate_fpm
+from fpmsdk.cli import onboard_checkpoint, onboard_import, onboard_plan, onboard_validate_fpm
 from fpmsdk.cli.console import reports_errors
 
 onboard = typer.Typer(
@@ -12,3 +12,4 @@ onboard.command()(reports_errors(onboard_plan.plan))
 onboard.command()(reports_errors(onboard_checkpoint.checkpoint))
 onboard.command()(reports_errors(onboard_checkpoint.resume))
 onboard.command()(reports_errors(onboard_validate_fpm.validate_fpm))
+onboard.command()(reports_errors(onboard_import.import_observations))
