@@ -2,6 +2,10 @@
 
 import typer
 
+from fpmsdk.cli.console import reports_errors
+from fpmsdk.cli.onboard_init import ManyValuesCommand, init
+
 onboard = typer.Typer(
     name="onboard", help="Onboard a model: plan, collect, verify and finalise its measurements.", no_args_is_help=True
 )
+onboard.command("init", cls=ManyValuesCommand)(reports_errors(init))
