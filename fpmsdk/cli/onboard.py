@@ -2,8 +2,9 @@
 
 import typer
 
-from fpmsdk.cli import onboard_checkpoint, onboard_import, onboard_init, onboard_plan, onboard_validate_fpm
+from fpmsdk.cli import onboard_checkpoint, onboard_import, onboard_plan, onboard_validate_fpm
 from fpmsdk.cli.console import reports_errors
+from fpmsdk.cli.onboard_init import ManyValuesCommand, init
 
 onboard = typer.Typer(
     name="onboard", help="Onboard a model: plan, collect, verify and finalise its measurements.", no_args_is_help=True
