@@ -2,7 +2,14 @@
 
 import typer
 
-from fpmsdk.cli import onboard_checkpoint, onboard_collect, onboard_import, onboard_plan, onboard_validate_fpm
+from fpmsdk.cli import (
+    onboard_checkpoint,
+    onboard_collect,
+    onboard_import,
+    onboard_plan,
+    onboard_probe,
+    onboard_validate_fpm,
+)
 from fpmsdk.cli.console import reports_errors
 from fpmsdk.cli.onboard_init import ManyValuesCommand, init
 
@@ -16,3 +23,4 @@ onboard.command()(reports_errors(onboard_checkpoint.resume))
 onboard.command()(reports_errors(onboard_import.import_observations))
 onboard.command()(reports_errors(onboard_validate_fpm.validate_fpm))
 onboard.command("init", cls=ManyValuesCommand)(reports_errors(init))
+onboard.command()(reports_errors(onboard_probe.probe_runtime))
