@@ -7,6 +7,7 @@ from fpmsdk.cli import (
     onboard_collect,
     onboard_import,
     onboard_plan,
+    onboard_probe,
     onboard_validate_fpm,
 )
 from fpmsdk.cli.console import reports_errors
@@ -17,8 +18,9 @@ onboard = typer.Typer(
 )
 onboard.command("init", cls=ManyValuesCommand)(reports_errors(init))
 onboard.command()(reports_errors(onboard_plan.plan))
-onboard.command()(reports_errors(onboard_collect.collect_fpm))
 onboard.command()(reports_errors(onboard_checkpoint.checkpoint))
 onboard.command()(reports_errors(onboard_checkpoint.resume))
+onboard.command()(reports_errors(onboard_probe.probe_runtime))
 onboard.command()(reports_errors(onboard_import.import_observations))
+onboard.command()(reports_errors(onboard_collect.collect_fpm))
 onboard.command()(reports_errors(onboard_validate_fpm.validate_fpm))
