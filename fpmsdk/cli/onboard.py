@@ -2,7 +2,15 @@
 
 import typer
 
-from fpmsdk.cli import onboard_checkpoint, onboard_collect, onboard_import, onboard_plan, onboard_validate_fpm
+from fpmsdk.cli import (
+    onboard_checkpoint,
+    onboard_collect,
+    onboard_finalize,
+    onboard_import,
+    onboard_plan,
+    onboard_serving,
+    onboard_validate_fpm,
+)
 from fpmsdk.cli.console import reports_errors
 from fpmsdk.cli.onboard_init import ManyValuesCommand, init
 
@@ -14,5 +22,7 @@ onboard.command()(reports_errors(onboard_collect.collect_fpm))
 onboard.command()(reports_errors(onboard_checkpoint.checkpoint))
 onboard.command()(reports_errors(onboard_checkpoint.resume))
 onboard.command()(reports_errors(onboard_import.import_observations))
+onboard.command()(reports_errors(onboard_finalize.finalize))
 onboard.command()(reports_errors(onboard_validate_fpm.validate_fpm))
+onboard.command()(reports_errors(onboard_serving.validate_serving))
 onboard.command("init", cls=ManyValuesCommand)(reports_errors(init))
