@@ -8,6 +8,7 @@ from fpmsdk.cli import (
     onboard_finalize,
     onboard_import,
     onboard_plan,
+    onboard_probe,
     onboard_serving,
     onboard_validate_fpm,
 )
@@ -26,3 +27,4 @@ onboard.command()(reports_errors(onboard_import.import_observations))
 onboard.command()(reports_errors(onboard_finalize.finalize))
 onboard.command()(reports_errors(onboard_validate_fpm.validate_fpm))
 onboard.command()(reports_errors(onboard_serving.validate_serving))
+onboard.command()(reports_errors(onboard_probe.probe_runtime))
