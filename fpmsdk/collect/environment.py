@@ -143,7 +143,9 @@ source "$(dirname "${{BASH_SOURCE[0]}}")/fpm_env.sh"
 {exports}
 export DYN_FPM_WORKER_ID="${{DYN_FPM_WORKER_ID:-${{FPM_RUN_ID}}-node${{FPM_NODE_RANK}}}}"
 engine_command=({words})
-engine_command=("${{engine_command[@]//{NODE_RANK_WORD}/$FPM_NODE_RANK}}")
+for index in "${{!engine_command[@]}}"; do
+  engine_command[index]="${{engine_command[index]//{NODE_RANK_WORD}/$FPM_NODE_RANK}}"
+done
 {_MULTI_NODE}"""
 
 

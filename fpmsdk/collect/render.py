@@ -5,7 +5,6 @@ Source: collector.md section 3.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,14 +77,20 @@ def render_cell(
     write_document(
         folder / REQUEST,
         {
-            "cell_id": cell.cell_id,
-            "plan_sha256": plan.sha256,
-            "smoke": smoke,
-            "num_nodes": num_nodes,
-            "gpus_per_node": gpus_per_node,
-            "command": command,
-            "environment": environment,
-            SECTION: dict(deployment.get(SECTION) or {}),
+            "ServiceConfig": {
+                "model_path": command[command.index("--model") + 1],
+                "served_model_name": plan.model_path,
+                "include_frontend": False,
+            },
+            "DynConfig": {"mode": "agg"},
+            "WorkerConfig": {"agg_workers": 1, "agg_gpus_per_worker": cell.topology.gpus},
+            "NodeConfig": {"num_nodes": num_nodes, "num_gpus_per_node": gpus_per_node},
+            SECTION: {
+                **(deployment.get(SECTION) or {}),
+                "name_prefix": cell.cell_id,
+                "extra_env": [{"name": name, "value": value} for name, value in environment.items()],
+            },
+            "params": {"agg": {"command": command}},
         },
     )
     return launch
@@ -128,15 +133,3 @@ def require_launch_files(folder: Path) -> None:
     missing = [name for name in LAUNCH_FILES if not (folder / name).is_file()]
     if missing:
         raise CollectionError(f"{folder}: launch files are missing: {', '.join(missing)}")
-
-
-def literal_command(run_script_text: str) -> list[str] | None:
-    """The words of the command in a `run.sh`, read and not evaluated; None when there is no such line.
-
-    >>> literal_command("engine_command=(python3 -m dynamo.vllm '--x={}')")
-    ['python3', '-m', 'dynamo.vllm', '--x={}']
-    """
-    for line in run_script_text.splitlines():
-        if line.startswith("engine_command=(") and line.endswith(")") and "[@]" not in line:
-            return shlex.split(line.removeprefix("engine_command=(")[:-1])
-    return None
