@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OVERRIDES_FILE = "generator-overrides.json"
 REQUEST_FILE = "generator-request.json"
 SCRIPT_FILE = "run.sh"
+MANIFEST_FILE = "k8s_deploy.yaml"
 ENVIRONMENT_FILES = ("fpm_env.sh", "collector-runtime-env.sh")
 
 _COMMAND = re.compile(r"^engine_command=\((.*)\)$", re.MULTILINE)
@@ -55,7 +56,7 @@ def launch_flags(plan: CollectionPlan, cell_dir: Path) -> dict[str, str | bool]:
         request = _object(cell_dir / REQUEST_FILE)
         script = (cell_dir / SCRIPT_FILE).read_text()
     except FileNotFoundError as error:
-        raise MissingLaunchError(f"frozen generated launch is missing: {error.filename}") from error
+        raise MissingLaunchError(f"launch file {error.filename} is missing") from error
     except OnboardError as error:
         raise CollectionError(str(error)) from None
     model = _mounted_model(plan, overrides)
@@ -66,17 +67,59 @@ def launch_flags(plan: CollectionPlan, cell_dir: Path) -> dict[str, str | bool]:
         )
     commands = _COMMAND.findall(script)
     if len(commands) != 1:
-        raise MissingLaunchError("frozen launch does not contain one literal generated engine_command array")
+        raise MissingLaunchError(f"{SCRIPT_FILE} holds {len(commands)} literal engine commands instead of one")
     words = shlex.split(commands[0])
     if words[: len(_ENGINE)] != _ENGINE:
-        raise MissingLaunchError("frozen launch uses an unsupported engine command")
+        raise MissingLaunchError(f"{SCRIPT_FILE} starts {' '.join(words[:3])} instead of {' '.join(_ENGINE)}")
     flags = _flags(words)
     launched = flags.get("--model")
     if isinstance(launched, str) and not is_literal(launched):
-        raise MissingLaunchError("generated model path is not a literal runtime setting")
+        raise MissingLaunchError(f"{SCRIPT_FILE}: --model is expanded by the shell")
     if launched != model:
         raise CollectionError(f"{cell_dir / SCRIPT_FILE}: --model must be {model!r}, found {launched!r}")
     return flags
+
+
+def launched_nodes(cell_dir: Path) -> int:
+    """Units that the launch manifest of a cell schedules: 1 of a Pod, else the size of its only group.
+
+    Raises
+    ------
+    MissingLaunchError: there is no manifest.
+    CollectionError: it holds no one workload of a known kind and size.
+    """
+    import yaml
+
+    path = cell_dir / MANIFEST_FILE
+    try:
+        documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
+    except FileNotFoundError as error:
+        raise MissingLaunchError(f"launch file {error.filename} is missing") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CollectionError(f"{path}: expected YAML: {' '.join(str(error).split())}") from None
+    sizes = [size for size in map(_nodes_of, documents) if size is not None]
+    if len(sizes) != 1 or sizes[0] < 1:
+        raise CollectionError(f"{path}: expected one Pod, LeaderWorkerSet or PodCliqueSet with a positive size")
+    return sizes[0]
+
+
+def _nodes_of(document: Any) -> int | None:
+    # None of another kind of object; 0 of a workload that does not say its size.
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind == "Pod":
+        return 1
+    if kind not in ("LeaderWorkerSet", "PodCliqueSet"):
+        return None
+    try:
+        spec = document["spec"]
+        if kind == "LeaderWorkerSet":
+            sizes = [spec["leaderWorkerTemplate"]["size"]]
+        else:
+            sizes = [clique["spec"]["replicas"] for clique in spec["template"]["cliques"]]
+        is_known = spec["replicas"] == 1 and all(type(size) is int and size >= 1 for size in sizes)
+    except (KeyError, TypeError):
+        return 0
+    return sum(sizes) if is_known else 0
 
 
 def launched_model(plan: CollectionPlan, cell_dir: Path) -> str | None:
@@ -127,7 +170,7 @@ def _mounted_model(plan: CollectionPlan, overrides: dict[str, Any]) -> str:
     if not isinstance(mount, dict):
         raise CollectionError(f"{OVERRIDES_FILE}: K8sConfig must be an object")
     if not same_deployment(plan, overrides):
-        raise CollectionError(f"{OVERRIDES_FILE}: archived deployment inputs differ from the source plan")
+        raise CollectionError(f"{OVERRIDES_FILE}: the archived deployment inputs are not those of the plan")
     inside = mount.get("k8s_model_path_in_pvc")
     if not inside:
         return plan.model_path

@@ -116,7 +116,7 @@ def checked_settings(record: Mapping[str, Any], launched: LaunchedSettings) -> d
         kernel = config.get("kernel_config") or {}
         _require("kernel_config.moe_backend", kernel.get("moe_backend"), launched.moe_backend)
     _require("cache_config.cache_dtype", cache_dtype(config), launched.kv_cache_dtype)
-    _check_precision(config, launched)
+    check_precision(config, launched)
     _check_no_offload(record, config)
     config["compilation_config"] = graph_settings(
         config.get("compilation_config"),
@@ -265,7 +265,13 @@ def _require(name: str, found: Any, expected: Any) -> None:
         raise EvidenceError(f"resolved_config.{name}: expected {expected!r} as launched, found {found!r}")
 
 
-def _check_precision(config: Mapping[str, Any], launched: LaunchedSettings) -> None:
+def check_precision(config: Mapping[str, Any], launched: LaunchedSettings) -> None:
+    """The precision of the weights is of the family that was launched for.
+
+    Raises
+    ------
+    EvidenceError: it is not fully reported, not supported, or another.
+    """
     model = config["model_config"]
     base = dtype_name(model.get("dtype"))
     if "quantization" not in model or "quantization_config" not in config or base not in ("bfloat16", "half"):

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fpmsdk.config.profile import CacheGroup
+from fpmsdk.documents.strict import checked
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.provenance import finalization_manifest, json_object, probe_manifest
 from fpmsdk.onboard.request import SupportRequest
+from fpmsdk.predict.config import PredictConfig
 
 WORKER_SCHEMA = "aisimulate-onboarding-worker/v1"
 PILOT = "pilot"
@@ -67,8 +69,11 @@ def generated_configurations(request: SupportRequest, folder: Path) -> dict[str,
     example = _example(request)
     prediction = worker | {"parallelism": request.parallelism()}
     recommendation = worker | {"parallelism": {"preset": [request.parallelism()]}}
+    predicted = example | {"engine": engine | {"workers": {"aggregated": prediction}}}
+    # What is written here is what `predict` reads.
+    checked(PredictConfig, predicted, f"predict/{PILOT}.yaml")
     return {
-        f"predict/{PILOT}.yaml": example | {"engine": engine | {"workers": {"aggregated": prediction}}},
+        f"predict/{PILOT}.yaml": predicted,
         f"recommend/{PILOT}.yaml": example
         | {
             "engine": engine | {"workers": {"aggregated": recommendation}},

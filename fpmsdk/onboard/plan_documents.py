@@ -20,6 +20,7 @@ from fpmsdk.onboard.collector_command import PROFILE_FILE, noted_commands, onboa
 from fpmsdk.onboard.pilot import PILOT, generated_configurations, is_single_role
 from fpmsdk.onboard.provenance import finalization_manifest
 from fpmsdk.onboard.request import SupportRequest, request_id, validation_id
+from fpmsdk.onboard.runtime_profile import runtime_collection_inputs
 from fpmsdk.onboard.yaml_files import write_yaml
 from fpmsdk.perfdb import open_root
 
@@ -46,6 +47,7 @@ def plan_documents(request: SupportRequest, folder: Path) -> dict[str, bytes]:
     ------
     OnboardError: the GPU has no description in the systems root, the profile does not leave room for the context, or
         its evidence contradicts it.
+    EvidenceError: the observations of an imported profile changed.
     SystemsPathError: an environment variable names no systems root.
     """
     description, capacity_bytes = _gpu_description(request.identity.gpu)
@@ -59,7 +61,8 @@ def plan_documents(request: SupportRequest, folder: Path) -> dict[str, bytes]:
     if manifest is not None:
         files[FINALIZATION_FILE] = pretty_bytes(manifest)
     files[f"systems/{request.identity.gpu}.yaml"] = description
-    commands = noted_commands(request, folder)
+    probe_arguments, probe_deployment = runtime_collection_inputs(request, None)
+    commands = noted_commands(request, folder, probe_arguments=probe_arguments, probe_deployment=probe_deployment)
     files[COMMANDS_FILE] = pretty_bytes(commands)
     plan = _plan(request, folder, commands["fpm_plan_local"])
     if request.fpm_profile is not None:

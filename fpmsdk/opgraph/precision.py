@@ -265,10 +265,8 @@ def _groups(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compressed_tensors(model: CheckpointMetadata) -> tuple[str, str]:
-    base = next(filter(None, map(_compressed_base, _groups(model.quantization))), BF16)
-    ignored = [str(pattern).lower() for pattern in model.quantization.get("ignore") or ()]
-    attention = any(re.search("self_attn|[qkvo]_proj", pattern) for pattern in ignored)
-    experts = any("expert" in pattern and "shared_expert" not in pattern for pattern in ignored)
+    named, attention, experts = compressed_weights(model.quantization)
+    base = named or BF16
     gemm = BF16 if attention else base
     # A dense model has no experts, but the engine record names their mode where there is one.
     moe = BF16 if experts or not (model.is_moe or base in MOE_MODES) else base
@@ -278,6 +276,22 @@ def _compressed_tensors(model: CheckpointMetadata) -> tuple[str, str]:
                 f"the checkpoint quantises its {part} as {mode}, which has no performance model"
             )
     return gemm, moe
+
+
+def compressed_weights(config: dict[str, Any]) -> tuple[str, bool, bool]:
+    """What a `compressed-tensors` configuration quantises its weights to, empty when it does not say; and whether it
+    leaves out attention projections, and routed experts.
+
+    Source: op-level.md section 4.2.
+
+    >>> compressed_weights({"config_groups": {"g": {"weights": {"num_bits": 4, "type": "int"}}}, "ignore": ["lm_head"]})
+    ('int4_wo', False, False)
+    """
+    base = next(filter(None, map(_compressed_base, _groups(config))), "")
+    ignored = [str(pattern).lower() for pattern in config.get("ignore") or ()]
+    attention = any(re.search("self_attn|[qkvo]_proj", pattern) for pattern in ignored)
+    experts = any("expert" in pattern and "shared_expert" not in pattern for pattern in ignored)
+    return base, attention, experts
 
 
 def _compressed_base(group: dict[str, Any]) -> str:
