@@ -5,9 +5,11 @@ import typer
 from fpmsdk.cli import (
     onboard_checkpoint,
     onboard_collect,
+    onboard_finalize,
     onboard_import,
     onboard_plan,
     onboard_probe,
+    onboard_serving,
     onboard_validate_fpm,
 )
 from fpmsdk.cli.console import reports_errors
@@ -24,3 +26,5 @@ onboard.command()(reports_errors(onboard_probe.probe_runtime))
 onboard.command()(reports_errors(onboard_import.import_observations))
 onboard.command()(reports_errors(onboard_collect.collect_fpm))
 onboard.command()(reports_errors(onboard_validate_fpm.validate_fpm))
+onboard.command()(reports_errors(onboard_finalize.finalize))
+onboard.command()(reports_errors(onboard_serving.validate_serving))
