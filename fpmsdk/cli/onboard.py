@@ -7,6 +7,7 @@ from fpmsdk.cli import (
     onboard_collect,
     onboard_import,
     onboard_plan,
+    onboard_validate_collection,
     onboard_validate_fpm,
 )
 from fpmsdk.cli.console import reports_errors
@@ -21,4 +22,5 @@ onboard.command()(reports_errors(onboard_collect.collect_fpm))
 onboard.command()(reports_errors(onboard_checkpoint.checkpoint))
 onboard.command()(reports_errors(onboard_checkpoint.resume))
 onboard.command()(reports_errors(onboard_import.import_observations))
+onboard.command()(reports_errors(onboard_validate_collection.validate_collection))
 onboard.command()(reports_errors(onboard_validate_fpm.validate_fpm))

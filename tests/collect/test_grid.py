@@ -207,7 +207,14 @@ def test_every_eager_shape_is_run_once_before_it_is_measured():
 
 def test_reasons_say_on_which_side_of_a_capture_a_point_lies():
     reasons = {point.batch_size: point.reasons[0] for point in decode_points(LIMITS, Samples())}
-    assert reasons == {1: "capture", 2: "capture", 3: "post_capture", 4: "capture", 5: "post_capture", 8: "engine_limit"}
+    assert reasons == {
+        1: "capture",
+        2: "capture",
+        3: "post_capture",
+        4: "capture",
+        5: "post_capture",
+        8: "engine_limit",
+    }
 
 
 def test_the_smallest_capture_that_holds_a_pass_is_used():
