@@ -50,7 +50,11 @@ def write_worker_files(launch: FakeLaunch) -> None:
                 "provenance_source": file_evidence(source),
                 "status": "observed",
                 "attention_groups": [
-                    {"kv_cache_group_id": 0, "backend_class": "FlashAttentionBackend", "layer_names": _layer_names(launch)}
+                    {
+                        "kv_cache_group_id": 0,
+                        "backend_class": "FlashAttentionBackend",
+                        "layer_names": _layer_names(launch),
+                    }
                 ],
                 "graph_config": resolved["compilation_config"],
                 "per_point_dispatch": "unreported",
