@@ -12,6 +12,7 @@ from typing import Any
 
 from fpmsdk.collect.fake_documents import graph_settings, is_async
 from fpmsdk.collect.fake_launch import FakeLaunch
+from fpmsdk.collect.fake_observations import write_observation_records
 from fpmsdk.collect.paths import PROVENANCE
 from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_evidence
@@ -23,6 +24,9 @@ _LAYERS, _KV_HEADS, _HEAD_DIM = 4, 8, 128
 def write_worker_files(launch: FakeLaunch) -> None:
     """Write what the classes that the command names would observe. Raises `OSError`."""
     worker = launch.flags.get("--worker-cls", "")
+    if worker.startswith("fpm_runtime_instrumentation."):
+        write_observation_records(launch.results)
+        return
     if not worker.startswith("fpm_memory_worker.") or launch.faults.legacy:
         return
     source = launch.results / PROVENANCE
