@@ -25,9 +25,10 @@ from fpmsdk.collect.instrumentation import (
 from fpmsdk.collect.observation_files import file_reference, keep_phase_files
 from fpmsdk.collect.observation_index import INDEX_SCHEMA, read_index
 from fpmsdk.collect.observer_staging import CONTEXT_FILE, launch_context, require_same_context, stage_observers
+from fpmsdk.collect.options import CollectorOptions
 from fpmsdk.collect.paths import campaign_root, checkpoint_path
 from fpmsdk.collect.plan import CollectionPlan
-from fpmsdk.collect.probe_launch import phases_of
+from fpmsdk.collect.probe_launch import normalized_launch, phases_of
 from fpmsdk.collect.probe_plan import probe_deployment, probe_plan
 from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_meta
@@ -171,6 +172,7 @@ class CampaignObservations:
         return attempt
 
     def _kept(self, history: list[dict[str, Any]], cell: Cell, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+        phase: dict[str, Any]
         for phase in reversed(history):
             passed = phase["status"] == "passed" and entry["status"] == "passed"
             if passed and phase["collector_attempt_id"] == entry["attempt_id"]:
@@ -204,6 +206,42 @@ class CampaignObservations:
         if context.is_file():
             phase["launch_manifest"] = file_reference(self._root, target / CONTEXT_FILE)
         return phase
+
+
+def requested_observation(options: CollectorOptions) -> dict[str, Any] | None:
+    """The `runtime_observation` of a plan that collector options ask for; None when they ask for none.
+
+    Raises
+    ------
+    OnboardError: the manifest or the launch facts break a rule. OSError: a file cannot be read.
+    """
+    if options.runtime_instrumentation is None or options.runtime_launch is None:
+        return None
+    bundle = load_instrumentation(options.runtime_instrumentation)
+    return {
+        "manifest": dict(bundle.manifest),
+        "bundle_sha256": bundle.sha256,
+        "launch": normalized_launch(read_document(options.runtime_launch)),
+        "configuration": options.runtime_configuration,
+    }
+
+
+def observation_archive(options: CollectorOptions, plan: CollectionPlan) -> CampaignObservations | None:
+    """What keeps the observations of a campaign, after its plan was compared with the probe; None without observers.
+
+    Raises
+    ------
+    OnboardError: the plan launches something else than the probe did.
+    EvidenceError: other observers than the plan froze.
+    """
+    observation = plan.runtime_observation
+    if observation is None or options.runtime_instrumentation is None:
+        return None
+    bundle = load_instrumentation(options.runtime_instrumentation)
+    check_observed_plan(plan, bundle, options.deployment, launch=observation["launch"])
+    return CampaignObservations(
+        plan, bundle, artifact_root=options.artifact_root, checkpoint_dir=options.checkpoint_dir, smoke=options.smoke
+    )
 
 
 def check_observed_plan(
