@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from fpmsdk.config.systems import HOW_TO_GET_DATA, resolve_systems_paths
-from fpmsdk.errors import FpmDataError, OnboardError
+from fpmsdk.errors import OnboardError, PerfDataCorruptError
 from fpmsdk.files import UnfitFileError, read_regular, sha256
 from fpmsdk.perfdb.hardware import SystemSpec, parse_system
 
@@ -82,7 +82,7 @@ def _read(system: str, path: Path) -> SystemFile:
         if not isinstance(document, dict):
             raise OnboardError(f"{path}: must hold one mapping, found {type(document).__name__}", str(path))
         spec = parse_system(system, {"misc": {}, **document}, str(path))
-    except (UnfitFileError, yaml.YAMLError, FpmDataError) as fault:
+    except (UnfitFileError, yaml.YAMLError, PerfDataCorruptError) as fault:
         raise OnboardError(f"{path}: no description of a system: {fault}", str(path)) from None
     rack = spec.gpus_per_rack
     if rack is not None and rack % spec.gpus_per_node:
