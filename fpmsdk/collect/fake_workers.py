@@ -5,6 +5,7 @@ Source: collector.md sections 7.1 and 8.2.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from fpmsdk.collect.paths import PROVENANCE
 from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_evidence
 
-_PAGE_BYTES = 2 * 1024 * 1024
-_LAYERS = 4
+# Of a model whose configuration does not say; the cache of other models is theirs.
+_LAYERS, _KV_HEADS, _HEAD_DIM = 4, 8, 128
 
 
 def write_worker_files(launch: FakeLaunch) -> None:
@@ -46,7 +47,11 @@ def write_worker_files(launch: FakeLaunch) -> None:
                 "provenance_source": file_evidence(source),
                 "status": "observed",
                 "attention_groups": [
-                    {"kv_cache_group_id": 0, "backend_class": "FlashAttentionBackend", "layer_names": _layer_names()}
+                    {
+                        "kv_cache_group_id": 0,
+                        "backend_class": "FlashAttentionBackend",
+                        "layer_names": _layer_names(launch),
+                    }
                 ],
                 "graph_config": resolved["compilation_config"],
                 "per_point_dispatch": "unreported",
@@ -63,12 +68,13 @@ def write_worker_files(launch: FakeLaunch) -> None:
 def resolved_config(launch: FakeLaunch) -> dict[str, Any]:
     """The settings that the engine resolved."""
     flags, topology, graphs = launch.flags, launch.topology, graph_settings(launch)
-    config: Mapping[str, Any] = launch.config.get("text_config") or launch.config
+    config = _text_config(launch)
     eager = "--enforce-eager" in flags
     return {
         "model_config": {
             "model": launch.model,
             "revision": flags.get("--revision"),
+            **_loaded_commit(launch),
             "dtype": f"torch.{config.get('dtype') or config.get('torch_dtype') or 'bfloat16'}",
             "quantization": None,
             "max_model_len": launch.limits.max_model_len,
@@ -107,43 +113,66 @@ def resolved_config(launch: FakeLaunch) -> dict[str, Any]:
         "quantization_config": None,
         "offload_config": {
             "offload_backend": "auto",
-            "cpu_offload_gb": 0,
-            "offload_group_size": 0,
-            "offload_prefetch_step": 1,
-            "offload_num_in_group": 1,
+            "uva": {"cpu_offload_gb": 0},
+            "prefetch": {"offload_group_size": 0, "offload_num_in_group": 1, "offload_prefetch_step": 1},
         },
     }
 
 
-def _layer_names() -> list[str]:
-    return [f"model.layers.{layer}.self_attn.attn" for layer in range(_LAYERS)]
+def _loaded_commit(launch: FakeLaunch) -> dict[str, str]:
+    # Engines state the commit of a checkpoint that they found in a local cache of the hub.
+    revision = launch.capability.get("revision")
+    return {"loaded_config_commit_hash": revision} if revision and re.fullmatch("[0-9a-f]{40}", revision) else {}
+
+
+def _layer_names(launch: FakeLaunch) -> list[str]:
+    layers = _text_config(launch).get("num_hidden_layers") or _LAYERS
+    return [f"model.layers.{layer}.self_attn.attn" for layer in range(layers)]
+
+
+def _layer_page_bytes(launch: FakeLaunch) -> int:
+    """Bytes of one block of one layer on one rank: keys and values of its own heads."""
+    text = _text_config(launch)
+    heads = text.get("num_attention_heads") or _KV_HEADS
+    kv_heads = text.get("num_key_value_heads") or (heads if "num_attention_heads" in text else _KV_HEADS)
+    head_dim = text.get("head_dim") or (text["hidden_size"] // heads if "hidden_size" in text else _HEAD_DIM)
+    element_bytes = 1 if "fp8" in launch.flags.get("--kv-cache-dtype", "auto") else 2
+    own_heads = max(1, kv_heads // launch.topology.tp)
+    return int(2 * launch.limits.block_size * own_heads * head_dim * element_bytes)
+
+
+def _text_config(launch: FakeLaunch) -> Mapping[str, Any]:
+    text: Mapping[str, Any] = launch.config.get("text_config") or launch.config
+    return text
 
 
 def _group(launch: FakeLaunch) -> dict[str, Any]:
     return {
-        "layer_names": _layer_names(),
-        "spec_type": "FullAttentionSpec",
+        "layer_names": _layer_names(launch),
+        "spec_type": "vllm.v1.kv_cache_interface.FullAttentionSpec",
         "sliding_window": None,
         "block_size_tokens": launch.limits.block_size,
     }
 
 
 def _worker_memory(launch: FakeLaunch, tp_rank: int) -> dict[str, Any]:
-    allocated = launch.num_blocks * _PAGE_BYTES
-    classes = dict.fromkeys(_layer_names(), "vllm.attention.layer.Attention")
-    storage = allocated // _LAYERS
+    names, layer_page = _layer_names(launch), _layer_page_bytes(launch)
+    page = len(names) * layer_page
+    allocated = launch.num_blocks * page
+    classes = dict.fromkeys(names, "vllm.attention.layer.Attention")
     storages = [
-        {"device": f"cuda:{tp_rank}", "pointer": (layer + 1) << 40, "size_bytes": storage} for layer in range(_LAYERS)
+        {"device": f"cuda:{tp_rank}", "pointer": (layer + 1) << 40, "size_bytes": launch.num_blocks * layer_page}
+        for layer in range(len(names))
     ]
     return {
         "schema_name": "aisimulate_fpm_runtime_memory",
         "kind": "worker",
         "status": "resolved",
-        "effective_offloader": "vllm.model_executor.offloader.NoopOffloader",
+        "effective_offloader": "vllm.model_executor.offloader.base.NoopOffloader",
         "cache": {
             "num_blocks": launch.num_blocks,
             "allocated_cache_bytes": allocated,
-            "available_cache_bytes": allocated + _PAGE_BYTES,
+            "available_cache_bytes": allocated + page,
             "groups": [{**_group(launch), "kind": "attention", "layer_classes": classes}],
             "storages": storages,
         },

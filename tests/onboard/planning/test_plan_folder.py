@@ -14,6 +14,7 @@ from fpmsdk.errors import EvidenceError, OnboardError
 from fpmsdk.onboard import plan as planning
 from fpmsdk.onboard.plan import create_plan, plan_lock
 from fpmsdk.onboard.plan_check import check_plan
+from fpmsdk.onboard.request import load_request
 
 
 def environment():
@@ -88,6 +89,27 @@ def test_another_example_is_refreshed_and_keeps_the_collection(planned, folder):
     # Either example is a view of the same collection.
     check_plan(request, folder)
     check_plan(planned, folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "legacy without a profile",
+        "declared linear",
+        "declared linear aggregated with one graph policy",
+        "prefill DEP4",
+        "decode TEP4 with graphs",
+        "no version",
+    ],
+)
+def test_a_saved_plan_of_any_role_goes_on_with_the_same_bytes(request_of, folder, name):
+    create_plan(request_of(name), folder)
+    before = content(folder)
+    # What was saved is the request now, as in a session that goes on.
+    saved = load_request(folder / "request.yaml")
+    create_plan(saved, folder, overwrite=True)
+    check_plan(saved, folder)
+    assert content(folder) == before
 
 
 def test_another_collection_is_refused(planned, folder):
