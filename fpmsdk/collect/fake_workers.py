@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fpmsdk.collect.fake_cpus import write_cpu_files
 from fpmsdk.collect.fake_documents import graph_settings, is_async
 from fpmsdk.collect.fake_launch import FakeLaunch
+from fpmsdk.collect.fake_observations import write_observation_records
 from fpmsdk.collect.paths import PROVENANCE
 from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_evidence
@@ -23,8 +25,12 @@ _LAYERS, _KV_HEADS, _HEAD_DIM = 4, 8, 128
 def write_worker_files(launch: FakeLaunch) -> None:
     """Write what the classes that the command names would observe. Raises `OSError`."""
     worker = launch.flags.get("--worker-cls", "")
+    if worker.startswith("fpm_runtime_instrumentation."):
+        write_observation_records(launch.results)
+        return
     if not worker.startswith("fpm_memory_worker.") or launch.faults.legacy:
         return
+    write_cpu_files(launch)
     source = launch.results / PROVENANCE
     provenance = read_document(source)
     resolved = resolved_config(launch)
