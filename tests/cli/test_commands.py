@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -449,6 +450,19 @@ class TestTable:
         merged = result_of("table", "merge", str(tmp_path / "t.parquet"), pair, str(other))
         assert (merged["num_rows"], merged["added_rows"]) == (7, 7)
         assert "1 rows" not in run("table", "check", str(tmp_path / "t.parquet")).stderr
+
+    def test_median_publishes_one_pair_of_three_launches(self, tmp_path):
+        launches = []
+        for at, latency_ms in enumerate((3.0, 5.0, 4.0)):
+            facts = {"runtime_run_id": f"run {at}", "collector_attempt_id": f"attempt {at}"}
+            single = {"measurement_policy": "dynamo_native_single_sample_v1", "measurement_repeats": 1}
+            launches.append(str(write_pair(tmp_path / str(at), [decode(1, 64, latency_ms, **facts, **single)])))
+        target = str(tmp_path / "t.parquet")
+        assert result_of("table", "median", target, *launches)["num_rows"] == 1
+        assert pq.read_table(target).column("latency_ms").to_pylist() == [4.0]
+        assert "a median is made of 3 launches, found 2" in rejection_of(
+            "table", "median", target, *launches[:2], code=1
+        )
 
     def test_a_faulty_pair_is_one_message(self, pair):
         Path(pair.replace(".parquet", ".metadata.json")).unlink()
