@@ -7,12 +7,14 @@ import io
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 _GIT_LFS_POINTER = b"version https://git-lfs"
+# Names of the hidden files in which `whole_file` writes; one that is still there was left behind by a killed process.
+DRAFT_PREFIX = ".fpmsdk-"
 
 
 def is_git_lfs_pointer(content: bytes) -> bool:
@@ -62,7 +64,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         return
     target = Path(os.path.realpath(path))
     # Named by chance alone: threads do not meet, and a long target name fits.
-    draft = target.with_name(f".fpmsdk-{os.urandom(8).hex()}")
+    draft = target.with_name(f"{DRAFT_PREFIX}{os.urandom(8).hex()}")
     try:
         with _blaming(path, draft), open(draft, "x+b") as file:
             if mode is not None:
@@ -180,7 +182,9 @@ def sha256(content: bytes | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_directory(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+def write_directory(
+    path: str | os.PathLike[str], files: Mapping[str, bytes], confirm: Callable[[], None] | None = None
+) -> None:
     """Make a directory of some files, whole or not at all; everything is durable when the call returns.
 
     Until then it is a hidden directory beside `path`, which only a killed process leaves behind.
@@ -188,7 +192,8 @@ def write_directory(path: str | os.PathLike[str], files: Mapping[str, bytes]) ->
     Parameters
     ----------
     path: where nothing is yet, in an existing directory.
-    files: contents by name, written in this order.
+    files: contents by name, or by path below the directory, written in this order.
+    confirm: called when everything is written and before it is in its place; what it raises leaves nothing behind.
 
     Raises
     ------
@@ -211,11 +216,17 @@ def write_directory(path: str | os.PathLike[str], files: Mapping[str, bytes]) ->
     os.mkdir(draft)
     try:
         for name, content in files.items():
+            os.makedirs(os.path.dirname(os.path.join(draft, name)), exist_ok=True)
             with open(os.path.join(draft, name), "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        _sync(draft)
+        for folder, _, _ in os.walk(draft):
+            _sync(folder)
+        if confirm is not None:
+            confirm()
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, "only written where nothing is", target)
         # Of two writers one finds the other's directory, which is not empty.
         os.rename(draft, target)
     except BaseException:

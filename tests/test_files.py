@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fpmsdk.files import UnfitFileError, read_large, read_regular, whole_file
+from fpmsdk.files import UnfitFileError, read_large, read_regular, whole_file, write_directory
 
 
 def write(path, content=b"new"):
@@ -163,3 +163,22 @@ def test_a_file_of_another_size_than_it_said_is_refused(tmp_path, monkeypatch, r
     monkeypatch.setattr("fpmsdk.files.os.fstat", lambda descriptor: status)
     with pytest.raises(UnfitFileError, match=f"expected {said} bytes, as the file said, found {found}"):
         read(tmp_path / "file", limit_bytes=10)
+
+
+def test_a_directory_holds_files_below_it_whole_or_not_at_all(tmp_path):
+    write_directory(tmp_path / "plan", {"request.yaml": b"a", "systems/data/table": b"b"})
+    assert (tmp_path / "plan/systems/data/table").read_bytes() == b"b"
+
+    def refuse():
+        raise ValueError("changed meanwhile")
+
+    with pytest.raises(ValueError, match="changed meanwhile"):
+        write_directory(tmp_path / "other", {"systems/data/table": b"b"}, refuse)
+    assert [place.name for place in tmp_path.iterdir()] == ["plan"]
+
+
+def test_a_directory_that_appears_meanwhile_is_not_replaced(tmp_path):
+    target = tmp_path / "plan"
+    with pytest.raises(FileExistsError):
+        write_directory(target, {"request.yaml": b"a"}, target.mkdir)
+    assert list(target.iterdir()) == [] and [place.name for place in tmp_path.iterdir()] == ["plan"]

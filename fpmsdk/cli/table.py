@@ -1,4 +1,4 @@
-"""`fpmsdk table`: look at a whole-forward pair, let it predict its own points, draw it, merge pairs."""
+"""`fpmsdk table`: look at a whole-forward pair, let it predict its own points, draw it, merge pairs, take medians."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,12 +10,12 @@ from rich.table import Table
 from fpmsdk.cli.console import JsonOption, number, reports_errors, show
 from fpmsdk.errors import ConfigError, FpmDataError
 from fpmsdk.perfdb.forward_cells import ForwardCell, ForwardTable, open_forward_table
-from fpmsdk.perfdb.forward_writer import merge_pairs, read_origin
+from fpmsdk.perfdb.forward_writer import Published, merge_pairs, read_origin
 
 PairArgument = Annotated[Path, typer.Argument(metavar="PAIR", help="The table, a *.parquet file.")]
 
 table = typer.Typer(
-    name="table", help="Whole-forward tables: check, leave-one-out report, plot, merge.", no_args_is_help=True
+    name="table", help="Whole-forward tables: check, leave-one-out report, plot, merge, medians.", no_args_is_help=True
 )
 
 
@@ -102,7 +102,21 @@ def merge(
     json: JsonOption = False,
 ) -> None:
     """Publish the rows of several pairs into one."""
-    published = merge_pairs(str(target), [str(source) for source in sources])
+    _show_published(merge_pairs(str(target), [str(source) for source in sources]), json)
+
+
+def median(
+    target: Annotated[Path, typer.Argument(help="The table to publish into; created when it does not exist.")],
+    launches: Annotated[list[Path], typer.Argument(help="Tables of three launches of one measurement.")],
+    json: JsonOption = False,
+) -> None:
+    """Publish the per-point median of three launches."""
+    from fpmsdk.perfdb.forward_median import median_pair
+
+    _show_published(median_pair(str(target), [str(launch) for launch in launches]), json)
+
+
+def _show_published(published: Published, json: bool) -> None:
     line = f"{published.path}: {published.num_rows} rows, {published.added_rows} of them new"
     if published.dropped_cells:
         line += f"; already published by another run: {', '.join(published.dropped_cells)}"
@@ -132,5 +146,5 @@ def _described(cell: ForwardCell) -> dict[str, Any]:
     }
 
 
-for command in (check, loo, plot, merge):
+for command in (check, loo, plot, merge, median):
     table.command()(reports_errors(command))

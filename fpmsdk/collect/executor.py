@@ -1,14 +1,14 @@
-"""What a campaign asks of the place where a cell runs: nine methods, the same for every transport.
+"""What a campaign asks of the place where a cell runs: the same methods for every transport.
 
 Source: collector.md section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fpmsdk.collect.cells import Cell
 
@@ -71,6 +71,9 @@ class CellExecutor(Protocol):
 
         The versions are those that the unit itself reports; `expected_backend_version` is compared with them.
         """
+
+    def record_points(self, units: Sequence[str], receipt: Mapping[str, Any]) -> None:
+        """Hash the staged points in every unit, compare with the receipt's `sha256`, and write it to `/results`."""
 
     def execute(self, units: Sequence[str], timeout_seconds: float = EXECUTE_TIMEOUT_S) -> None:
         """Run the engine in all units together, and wait for its end."""

@@ -124,7 +124,7 @@ def read_model_config(model: str, search: Sequence[str | Path] = ()) -> ModelCon
     >>> model.architecture, model.num_layers, model.num_heads, model.head_size
     ('LlamaForCausalLM', 4, 8, 64)
     """
-    path, sidecar_path = _find(model, search)
+    path, sidecar_path = find_model_config(model, search)
     config = _read_object(path)
     sidecar = _read_object(sidecar_path) if sidecar_path.is_file() else {}
     return parse_model_config(model, config, sidecar, str(path))
@@ -135,7 +135,7 @@ def read_raw_config(model: str, search: Sequence[str | Path] = ()) -> dict[str, 
 
     Parameters and errors are those of `read_model_config`, except that nothing inside the document is checked.
     """
-    return _read_object(_find(model, search)[0])
+    return _read_object(find_model_config(model, search)[0])
 
 
 def language_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +159,11 @@ def bundled_models(search: Sequence[str | Path] = ()) -> list[str]:
     return sorted(name.removesuffix(suffix).replace("--", "/") for name in files if not name.endswith(sidecar))
 
 
-def _find(model: str, search: Sequence[str | Path]) -> tuple[Path, Path]:
+def find_model_config(model: str, search: Sequence[str | Path] = ()) -> tuple[Path, Path]:
+    """Paths of the `config.json` of a model and of its quantisation sidecar; nothing is read.
+
+    Parameters and errors are those of `read_model_config`.
+    """
     path = Path(model).expanduser()
     if path.is_dir():
         return path / "config.json", path / "hf_quant_config.json"

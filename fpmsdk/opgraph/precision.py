@@ -4,7 +4,7 @@ Decides on mode names only; what a mode costs is in `quantization.py`. Source: o
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fpmsdk.config.modes import GEMM_MODES, MOE_MODES
 from fpmsdk.errors import UnsupportedModelError
@@ -39,7 +39,20 @@ class Precision(NamedTuple):
     attention_bf16: frozenset[str] = frozenset()
 
 
-class _Inferred(NamedTuple):
+class CheckpointMetadata(Protocol):
+    """What precision is inferred from: sections of `config.json` and its sidecar, and whether there are experts."""
+
+    @property
+    def quantization(self) -> dict[str, Any]: ...  # noqa: D102
+    @property
+    def sidecar(self) -> dict[str, Any]: ...  # noqa: D102
+    @property
+    def is_moe(self) -> bool: ...  # noqa: D102
+
+
+class CheckpointPrecision(NamedTuple):
+    """The modes that a checkpoint declares, with bfloat16 where it says nothing."""
+
     gemm: str = BF16
     moe: str = BF16
     fmha: str = BF16
@@ -69,7 +82,7 @@ def infer_precision(model: ModelConfig, deployment: Deployment) -> Precision:
     >>> infer_precision(model, wishes)[:4]
     ('bfloat16', 'bfloat16', 'bfloat16', 'fp8')
     """
-    inferred = _infer(model)
+    inferred = checkpoint_precision(model)
     gemm = _chosen(deployment, "gemm_quant_mode", inferred.gemm)
     fmha = inferred.fmha
     if deployment.backend == "vllm" or _runs_mla_in_bf16(model, deployment):
@@ -121,19 +134,25 @@ def _runs_mla_in_bf16(model: ModelConfig, deployment: Deployment) -> bool:
     )
 
 
-def _infer(model: ModelConfig) -> _Inferred:
+def checkpoint_precision(model: CheckpointMetadata) -> CheckpointPrecision:
+    """The precision of a checkpoint of any architecture, from its metadata alone.
+
+    Raises
+    ------
+    UnsupportedModelError: it declares an algorithm that no mode stands for.
+    """
     algorithm = quant_algorithm(model)
     cache = kv_cache_algorithm(model)
     gemm, moe = _weights(model, algorithm)
     if cache == "none":
         # Explicitly unquantised: the cache decides for attention as well, whatever the weights are.
-        return _Inferred(gemm, moe)
+        return CheckpointPrecision(gemm, moe)
     if algorithm in (FP8, FP8_BLOCK, NVFP4) or (algorithm and cache == FP8):
-        return _Inferred(gemm, moe, fmha=FP8, kv_cache=FP8)
-    return _Inferred(gemm, moe, kv_cache=cache or BF16)
+        return CheckpointPrecision(gemm, moe, fmha=FP8, kv_cache=FP8)
+    return CheckpointPrecision(gemm, moe, kv_cache=cache or BF16)
 
 
-def quant_algorithm(model: ModelConfig) -> str:
+def quant_algorithm(model: CheckpointMetadata) -> str:
     """The checkpoint's quantisation algorithm in lower case, `fp8_block` for block-scaled FP8, empty when it has none.
 
     The sidecar wins over `quantization_config`.
@@ -153,7 +172,7 @@ def quant_algorithm(model: ModelConfig) -> str:
     return algorithm
 
 
-def kv_cache_algorithm(model: ModelConfig) -> str:
+def kv_cache_algorithm(model: CheckpointMetadata) -> str:
     """What the checkpoint says of its KV cache: `fp8`, `bfloat16`, `none` for explicitly unquantised, or empty.
 
     A null or empty entry counts as missing.
@@ -200,7 +219,7 @@ def _cache_scheme(scheme: Any) -> str:
     return BF16 if bits >= 16 else ""
 
 
-def _weights(model: ModelConfig, algorithm: str) -> tuple[str, str]:
+def _weights(model: CheckpointMetadata, algorithm: str) -> tuple[str, str]:
     """GEMM and MoE modes of an algorithm."""
     match algorithm:
         case "":
@@ -223,7 +242,7 @@ def _weights(model: ModelConfig, algorithm: str) -> tuple[str, str]:
     )
 
 
-def _per_tensor_fp8(model: ModelConfig) -> str:
+def _per_tensor_fp8(model: CheckpointMetadata) -> str:
     """Static unless the checkpoint says that activations are scaled dynamically."""
     return FP8 if _is_dynamic(model.quantization) else FP8_STATIC
 
@@ -245,7 +264,7 @@ def _groups(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
 
 
-def _compressed_tensors(model: ModelConfig) -> tuple[str, str]:
+def _compressed_tensors(model: CheckpointMetadata) -> tuple[str, str]:
     named, attention, experts = compressed_weights(model.quantization)
     base = named or BF16
     gemm = BF16 if attention else base

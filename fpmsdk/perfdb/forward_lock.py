@@ -1,19 +1,21 @@
 """The lock of a whole-forward pair: one publisher at a time; readers wait only where files do not belong together.
 
-Source: fpm-interpolation.md section 1.4.
+Source: fpm-interpolation.md section 1.4, collector.md section 0.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 def lock_path(table_path: str) -> str:
-    """Path of the lock file beside a table; it stays after its first publication.
+    """Path of the lock file beside a table, which other publishers of the format take too; it stays.
 
     >>> lock_path("/data/fpm_forward_perf.parquet")
-    '/data/fpm_forward_perf.parquet.lock'
+    '/data/.fpm_forward_perf.lock'
     """
-    return f"{table_path}.lock"
+    folder, name = os.path.split(table_path)
+    return os.path.join(folder, f".{name.removesuffix('.parquet')}.lock")
 
 
 @contextmanager

@@ -1,16 +1,13 @@
 """Writes whole-forward pairs: new rows merged onto a published pair, so that a reader never sees half of a change.
 
-The sidecar is the commit record: the table is replaced first, the sidecar second, each in one step, under a lock.
+How both files are replaced is in `forward_commit.py`.
 Source: fpm-interpolation.md section 1.4.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +16,7 @@ import numpy as np
 
 from fpmsdk.config.schema import shown
 from fpmsdk.errors import FpmDataError, FpmNotCollectedError
+from fpmsdk.perfdb.forward_commit import commit_pair, end_interrupted, sidecar_document
 from fpmsdk.perfdb.forward_lock import locked
 from fpmsdk.perfdb.forward_pair import read_pair
 from fpmsdk.perfdb.forward_schema import (
@@ -42,7 +40,6 @@ _LISTED = {
     "runtime_grid_digests": "runtime_grid_digest",
     "model_paths": "model_path",
 }
-_STAGED = "table.parquet"
 _RUN_COLUMNS = ("runtime_run_id", "collector_attempt_id")
 
 Row = Mapping[str, Any]
@@ -100,12 +97,12 @@ def _publish(
     folder = Path(path).parent
     folder.mkdir(parents=True, exist_ok=True)
     with locked(path, exclusive=True):
-        _end_interrupted(path)
+        end_interrupted(path)
         known = _published_rows(path, measured_on)
         if one_attention_backend:
             _check_one_attention_backend([*known, *completed])
         merged, dropped = _merge(path, known, completed)
-        declared = {"knees": _json(sidecar_path(path)).get("knees")} if known else {}
+        declared = {"knees": sidecar_document(sidecar_path(path)).get("knees")} if known else {}
         kept = {key: value for key, value in declared.items() if value is not None}
         _replace(path, merged, measured_on, kept | dict(facts or {}))
     return Published(path, len(merged), len(merged) - len(known), dropped)
@@ -177,7 +174,7 @@ def read_origin(path: str) -> tuple[str, str, str]:
     """
     if not os.path.exists(path):
         raise FpmNotCollectedError(f"perf database error: File does not exist at {path}; name the table of a pair")
-    sidecar = _json(sidecar_path(path))
+    sidecar = sidecar_document(sidecar_path(path))
     return str(sidecar.get("system")), str(sidecar.get("backend")), str(sidecar.get("backend_version"))
 
 
@@ -248,64 +245,24 @@ def _key(row: Row) -> tuple[tuple[int, Any], ...]:
 
 def _replace(path: str, rows: list[dict[str, Any]], measured_on: dict[str, str], facts: dict[str, Any]) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    folder = os.path.dirname(os.path.abspath(path))
-    with tempfile.TemporaryDirectory(dir=folder, prefix=_staging_prefix(path)) as staging:
-        staged = os.path.join(staging, _STAGED)
-        try:
-            pq.write_table(pa.Table.from_pylist(rows, _schema(rows)), staged, compression="zstd")
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as fault:
-            raise FpmDataError(f"{path}: rows do not fit the format: {fault}") from fault
-        sidecar = {
-            "schema_name": SCHEMA_NAME,
-            "schema_version": WRITTEN_VERSION,
-            "coordinate_system": COORDINATE_SYSTEM,
-            "measurement_policy": _policy(rows),
-            **measured_on,
-            "parquet_sha256": hashlib.sha256(Path(staged).read_bytes()).hexdigest(),
-            "row_count": len(rows),
-            "warmup_repeats": 0,
-            "measurement_repeats": 1,
-            **{key: sorted({str(row[name]) for row in rows if row.get(name)}) for key, name in _LISTED.items()},
-            **facts,
-        }
-        staged_sidecar = sidecar_path(staged)
-        Path(staged_sidecar).write_text(json.dumps(sidecar, indent=1, sort_keys=True) + "\n")
-        try:
-            read_pair(staged, *measured_on.values())  # what is published can be read
-        except FpmDataError as fault:
-            raise FpmDataError(
-                str(fault).replace(staged.removesuffix(".parquet"), path.removesuffix(".parquet"))
-            ) from None
-        for file in (staged, staged_sidecar):
-            _sync(file)
-        os.replace(staged, path)
-        os.replace(staged_sidecar, sidecar_path(path))
-        _sync(folder)
-
-
-def _staging_prefix(path: str) -> str:
-    return f".{os.path.basename(path)}.publish-"
-
-
-def _end_interrupted(path: str) -> None:
-    # A publisher that died with the table replaced and the sidecar not: its staged sidecar is the commit record.
-    folder = os.path.dirname(os.path.abspath(path))
-    for name in os.listdir(folder):
-        if not name.startswith(_staging_prefix(path)):
-            continue
-        staging = os.path.join(folder, name)
-        staged_sidecar = sidecar_path(os.path.join(staging, _STAGED))
-        replaced = not os.path.exists(os.path.join(staging, _STAGED))
-        if replaced and os.path.exists(staged_sidecar) and _digest_of(path) == _json(staged_sidecar)["parquet_sha256"]:
-            os.replace(staged_sidecar, sidecar_path(path))
-            _sync(folder)
-        shutil.rmtree(staging)
-
-
-def _digest_of(path: str) -> str | None:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if os.path.exists(path) else None
+    try:
+        table = pa.Table.from_pylist(rows, _schema(rows))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as fault:
+        raise FpmDataError(f"{path}: rows do not fit the format: {fault}") from fault
+    sidecar = {
+        "schema_name": SCHEMA_NAME,
+        "schema_version": WRITTEN_VERSION,
+        "coordinate_system": COORDINATE_SYSTEM,
+        "measurement_policy": _policy(rows),
+        **measured_on,
+        "row_count": len(rows),
+        "warmup_repeats": 0,
+        "measurement_repeats": 1,
+        **{key: sorted({str(row[name]) for row in rows if row.get(name)}) for key, name in _LISTED.items()},
+        **facts,
+    }
+    commit_pair(path, table, sidecar)
 
 
 def _policy(rows: list[dict[str, Any]]) -> str:
@@ -325,21 +282,3 @@ def _schema(rows: list[dict[str, Any]]) -> Any:
         kind = pa.float64() if name == "latency_ms" else found or pa.string()
         fields.append(pa.field(name, kind))
     return pa.schema(fields)
-
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _json(path: str) -> dict[str, Any]:
-    try:
-        document = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as fault:
-        raise FpmDataError(f"perf database error: {path}: the sidecar cannot be read: {fault}") from fault
-    if not isinstance(document, dict):
-        raise FpmDataError(f"perf database error: {path}: the sidecar must be a JSON object")
-    return document

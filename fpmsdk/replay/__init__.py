@@ -15,6 +15,7 @@ _HOME = {
     "Trace": "fpmsdk.replay.trace",
     "TraceStream": "fpmsdk.replay.trace_stream",
     "fit_pass_timing": "fpmsdk.replay.fitted",
+    "fit_table_timing": "fpmsdk.replay.fitted",
     "replay_stream": "fpmsdk.replay.run_stream",
     "replay_trace": "fpmsdk.replay.run",
 }
@@ -28,12 +29,13 @@ __all__ = [
     "Trace",
     "TraceStream",
     "fit_pass_timing",
+    "fit_table_timing",
     "replay_stream",
     "replay_trace",
 ]
 
 if TYPE_CHECKING:
-    from fpmsdk.replay.fitted import fit_pass_timing
+    from fpmsdk.replay.fitted import fit_pass_timing, fit_table_timing
     from fpmsdk.replay.recording import RecordedPasses
     from fpmsdk.replay.report import ReplayReport
     from fpmsdk.replay.run import replay_trace

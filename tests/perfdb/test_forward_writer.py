@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fpmsdk.errors import FpmDataError, FpmNotCollectedError
-from fpmsdk.perfdb import forward_writer
+from fpmsdk.perfdb import forward_commit
 from fpmsdk.perfdb.forward_cells import build_table
 from fpmsdk.perfdb.forward_pair import read_pair
 from fpmsdk.perfdb.forward_writer import merge_pairs, publish_rows
@@ -103,7 +103,7 @@ def test_a_damaged_pair_is_not_built_upon(tmp_path):
 def test_rows_that_break_the_format_leave_nothing_behind(tmp_path, rows, words):
     with pytest.raises(FpmDataError, match=words):
         publish_rows(str(tmp_path / "t.parquet"), rows)
-    assert {path.name for path in tmp_path.iterdir()} <= {"t.parquet.lock"}
+    assert {path.name for path in tmp_path.iterdir()} <= {".t.lock"}
 
 
 @pytest.mark.parametrize("facts", [{"aic_revision": object()}, {"share": float("nan")}, {"schema_version": 5}])
@@ -140,7 +140,7 @@ def killed_at(call, path, count):
     """Publish in a process that dies at the `count`-th call of a function; whether it came so far."""
     child = forked()
     if child == 0:
-        module, name = (forward_writer.os, call) if call == "replace" else (forward_writer, call)
+        module, name = (forward_commit.os, call) if call == "replace" else (forward_commit, call)
         function, calls = getattr(module, name), []
 
         def dies(*args):
@@ -178,7 +178,7 @@ def test_a_publisher_that_is_killed_leaves_a_pair_that_the_next_one_builds_upon(
     assert tokens == sorted([*([0, 128, 256] if exists else []), *([512] if committed else []), 1024])
     assert published.added_rows == 1
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {path.name, f"{path.name}.lock", "fpm_forward_perf.metadata.json"}
+    assert left == {path.name, ".fpm_forward_perf.lock", "fpm_forward_perf.metadata.json"}
 
 
 def test_until_then_a_table_without_its_commit_record_is_a_digest_mismatch(tmp_path):
@@ -214,7 +214,7 @@ def test_readers_never_see_half_of_a_publication(tmp_path):
 def test_a_reader_waits_for_a_publication_between_its_two_steps(tmp_path, monkeypatch):
     path = str(tmp_path / "t.parquet")
     publish_rows(path, ROWS)
-    replace, readers, found = forward_writer.os.replace, [], []
+    replace, readers, found = forward_commit.os.replace, [], []
 
     def starts_a_reader_after_the_table(source, target):
         replace(source, target)
@@ -223,7 +223,7 @@ def test_a_reader_waits_for_a_publication_between_its_two_steps(tmp_path, monkey
             readers[0].start()
             readers[0].join(0.2)  # it waits for the lock
 
-    monkeypatch.setattr(forward_writer.os, "replace", starts_a_reader_after_the_table)
+    monkeypatch.setattr(forward_commit.os, "replace", starts_a_reader_after_the_table)
     publish_rows(path, NEW)
     readers[0].join()
     assert found == [4]

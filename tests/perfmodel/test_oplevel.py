@@ -968,3 +968,8 @@ def test_a_pass_that_cannot_be_priced_ends_with_the_models_own_explanation(build
     shape = MIXED if mixed else {key: MIXED[key] for key in ("num_decode", "sum_decode_tokens", "kv_capacity_tokens")}
     with pytest.raises(errors.MissingSystemFlopsError, match="generation_attention at batch 4"):
         price(model, **shape)
+
+
+def test_finding_17_prefill_latency_takes_the_batch_as_bs_without_a_measured_profile(build):
+    model = build()
+    assert model.predict_prefill_latency(bs=2, isl=50, prefix=20) == model.predict_prefill_latency(2, 50, 20)

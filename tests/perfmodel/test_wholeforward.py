@@ -549,3 +549,7 @@ class TestConstruction:
         (place / "systems" / "data" / "x100" / "vllm" / "1.0").mkdir(parents=True)
         with pytest.raises(ValueError, match="not queryable"):
             model_of(place)
+
+
+def test_finding_17_prefill_latency_takes_the_batch_as_bs_with_a_measured_profile(place):
+    assert model_of(place).predict_prefill_latency(bs=1, isl=150, prefix=0) == 15.0

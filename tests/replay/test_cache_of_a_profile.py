@@ -5,8 +5,9 @@ Source: fpm-interpolation.md section 7.
 
 import pytest
 
-from fpmsdk import Trace, replay_trace
+from fpmsdk import EngineLaunchConfig, Trace, replay_trace
 from fpmsdk.errors import ConfigError, InfeasibleMemoryError, LaunchConfigError
+from fpmsdk.launch import capacity
 from tests.perfdb.pairs import decode, prefill
 from tests.perfdb.synthetic import Systems
 from tests.perfmodel.deployments import DECLARED, DEPLOYMENT, checkpoint, profile
@@ -45,9 +46,9 @@ def replay(tmp_path):
     systems.hardware(gpu={"mem_capacity": CAPACITY})
     checkpoint(tmp_path / "model")
 
-    def run(resources, engine=(), changes=(), **options):
+    def run(resources, engine=(), changes=(), others=(), **options):
         deployment = DEPLOYMENT | {"resources": resources | ENVELOPE} | dict(changes)
-        model = model_of(tmp_path, ROWS, fpm_profile=profile(tmp_path / "model", deployment))
+        model = model_of(tmp_path, ROWS, fpm_profile=profile(tmp_path / "model", deployment, *others))
         launch = {"engine": ENGINE | dict(engine), **options.pop("launch", {})}
         return replay_trace(Trace.from_arrays([0.0], [32], [4]), launch=launch, timing=model, **options)
 
@@ -175,3 +176,63 @@ def test_workers_of_both_kinds_have_the_cache_of_their_own_profile(tmp_path):
     )
     sizes = [report.options[name]["engine"]["num_gpu_blocks"] for name in ("launch", "prefill_launch")]
     assert sizes == [55, 27]
+
+
+@pytest.mark.parametrize(
+    ("launch", "config", "is_asked"),
+    [
+        ({"backend": "vllm"}, {"fpm_profile": {}, "pp": 1}, True),
+        ({"backend": "vllm"}, {"fpm_profile": None, "pp": 1}, False),
+        ({"backend": "sglang"}, {"fpm_profile": {}, "pp": 1}, False),
+        ({"backend": "vllm"}, {"fpm_profile": {}, "pp": 2}, False),
+    ],
+)
+def test_finding_3_a_profile_is_asked_for_a_cache_of_vllm_without_pipeline_alone(launch, config, is_asked, monkeypatch):
+    asked = []
+
+    def selected(profile, canonical):
+        asked.append(canonical)
+        raise ConfigError("asked")
+
+    monkeypatch.setattr(capacity, "load_fpm_profile", lambda document: document)
+    monkeypatch.setattr(capacity, "select_deployment", selected)
+    given = EngineLaunchConfig.from_mapping({"engine": launch})
+    if is_asked:
+        with pytest.raises(ConfigError, match="asked"):
+            capacity.sized_launch(given, config)
+    else:
+        assert capacity.sized_launch(given, config) is given
+    assert bool(asked) is is_asked
+
+
+def test_finding_10_a_grouped_cache_is_counted_in_bytes_and_has_no_tokens(replay):
+    report = replay(GROUPED | DECLARED)
+    assert report.summary["completed_requests"] == 1
+    engine = report.options["launch"]["engine"]
+    assert (engine["kv_cache_capacity_bytes"], engine.get("kv_cache_bytes_per_token")) == (8800, None)
+
+
+def test_finding_11_flat_arguments_are_normalised_before_the_cache_is_looked_at(replay):
+    flat = ENGINE | {"engine_type": "VLLM", "block_size": 16}
+    assert EngineLaunchConfig.from_mapping(flat | {"num_gpu_blocks": 40}).engine.num_gpu_blocks == 40
+    with pytest.raises(LaunchConfigError, match="kv_cache_groups need kv_cache_capacity_bytes"):
+        EngineLaunchConfig.from_mapping(flat | {"kv_cache_groups": [GROUP]})
+    # A deployment of another topology with groups does not concern a linear replay.
+    other = DEPLOYMENT | {"tp": 2, "resources": GROUPED | DECLARED | ENVELOPE}
+    assert launched(replay(LINEAR | DECLARED, {"block_size": 16}, others=(other,))) == (55, None, None)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"backend": "sglang"},
+        {"backend": "trtllm"},
+        {"worker_type": "decode"},
+        {"enable_prefix_caching": True},
+    ],
+)
+def test_finding_6_engines_without_grouped_caches_refuse_them_and_say_what_they_need(engine):
+    grouped = ENGINE | {"kv_cache_groups": [GROUP], "kv_cache_capacity_bytes": 8800} | engine
+    with pytest.raises(LaunchConfigError, match="kv_cache_groups need") as caught:
+        EngineLaunchConfig.from_mapping({"engine": grouped})
+    assert caught.value.path == "engine.kv_cache_groups"

@@ -5,7 +5,7 @@ import pytest
 from fpmsdk import Trace, replay_trace
 from fpmsdk._ext.pricing import PassPricer, price_pass
 from fpmsdk.errors import FpmUncoveredError
-from fpmsdk.replay.coverage import replay_coverage, write_coverage
+from fpmsdk.replay.coverage import coverage_on_failure, replay_coverage, write_coverage
 from tests.perfdb.pairs import decode, prefill
 from tests.perfdb.synthetic import Systems
 from tests.perfmodel.deployments import IN_MEMORY, checkpoint, profile
@@ -123,3 +123,46 @@ def test_the_file_of_an_earlier_run_is_removed(tmp_path):
     write_coverage(tmp_path, replay_coverage([("decode", COUNTERS)], completed=True))
     assert write_coverage(tmp_path, None) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def chain(error):
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def test_finding_1_an_uncovered_query_is_told_once_and_its_cause_is_the_next_in_the_chain(place):
+    with pytest.raises(FpmUncoveredError) as caught:
+        replay_trace(Trace.from_arrays([0.0], [100], [4]), launch=LAUNCH, timing=collecting(place))
+    errors = list(chain(caught.value))
+    assert len({id(error) for error in errors}) == len(errors)
+    assert len({str(error) for error in errors}) == len(errors)
+    assert str(caught.value).count("is unsupported") <= 1
+
+
+class Failing:
+    """A timing whose replay fails; its counters can be read, are absent, or fail too."""
+
+    def __init__(self, counters):
+        self.counters = counters
+
+    def fpm_query_coverage(self):
+        if isinstance(self.counters, Exception):
+            raise self.counters
+        return self.counters
+
+    def deployment_topology(self):
+        return {"worker_type": "aggregated"}
+
+
+@pytest.mark.parametrize(
+    ("counters", "is_attached"), [(COUNTERS, True), (None, False), (OSError("coverage cannot be read"), False)]
+)
+def test_finding_2_the_error_of_a_replay_stays_primary_whatever_becomes_of_its_coverage(counters, is_attached):
+    original = RuntimeError("the replay failed")
+    with pytest.raises(RuntimeError) as caught, coverage_on_failure(Failing(counters)):
+        raise original
+    assert caught.value is original and original.args == ("the replay failed",)
+    assert hasattr(original, "fpm_query_coverage") is is_attached
+    if is_attached:
+        assert json.loads(original.fpm_query_coverage)["error"] == "the replay failed"

@@ -7,7 +7,8 @@ from fpmsdk import FpmBatch, sample
 from fpmsdk._ext.fitted import LinearPassTiming
 from fpmsdk._ext.pricing import PassPricer, price_pass
 from fpmsdk.errors import TimingError
-from fpmsdk.replay import fit_pass_timing
+from fpmsdk.perfdb.forward_cells import ForwardCell, Points
+from fpmsdk.replay import fit_pass_timing, fit_table_timing
 
 
 def iteration(wall_ms, prefill=(0, 0, 0), decode=(0, 0)):
@@ -49,6 +50,39 @@ def test_relative_errors_count():
     # Between 1 and 4 ms of equal work, 1.18 makes the squares of the relative errors least: (1 + 1/4) / (1 + 1/16).
     timing = fit_pass_timing(FpmBatch.from_dicts([iteration(ms, decode=(1, 0)) for ms in (1.0, 4.0) * 3]))
     assert sum(np.multiply(timing.coefficients_ms, [1, 0, 0, 1, 0, 0])) == pytest.approx(1.25 / 1.0625)
+
+
+def table(prefill, decode, genuine=True):
+    def points(rows, which):
+        columns = np.array(rows, np.float64).reshape(-1, 4).T
+        return Points(*(column.astype(np.int64) for column in columns[:3]), columns[3], np.full(len(rows), which))
+
+    return ForwardCell("org/m", {}, ("cell",), points(prefill, True), points(decode, genuine), 0, 0)
+
+
+# The law of EXACT at points of a table: batch, prefill tokens, KV tokens, ms.
+PREFILL_POINTS = [(1, 10, 0, 8.055), (2, 20, 10, 9.21), (1, 40, 40, 13.42)]
+DECODE_POINTS = [(1, 0, 10, 4.6), (2, 0, 100, 6.0), (4, 0, 70, 6.7), (3, 0, 30, 5.8)]
+
+
+def test_a_table_is_fitted_by_the_same_law():
+    timing = fit_table_timing(table(PREFILL_POINTS, DECODE_POINTS))
+    assert timing.coefficients_ms == pytest.approx([4.0, 0.1, 0.001, 0.5, 0.01, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        (table(PREFILL_POINTS, []), "no usable decode points of org/m"),
+        (table([], DECODE_POINTS), "no usable prefill points of org/m"),
+        (table(PREFILL_POINTS, DECODE_POINTS, genuine=False), "no usable decode points of org/m"),
+        (table(PREFILL_POINTS[:1], DECODE_POINTS[:4]), "5 points are usable"),
+        (table(PREFILL_POINTS, [(n, 0, 8 * n, 4.0 + 20 * (n > 4)) for n in range(1, 9)]), "price with the fpm_inter"),
+    ],
+)
+def test_a_table_that_the_law_does_not_describe_is_refused(cell, reason):
+    with pytest.raises(TimingError, match=reason):
+        fit_table_timing(cell)
 
 
 def test_a_mixed_pass_is_one_forward():
