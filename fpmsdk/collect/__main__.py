@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from fpmsdk.collect.campaign import run_campaign
 from fpmsdk.collect.executors import executor_factory
 from fpmsdk.collect.fake_launch import FAULTS
+from fpmsdk.collect.observed_campaign import observation_archive, requested_observation
 from fpmsdk.collect.options import parse_arguments
 from fpmsdk.collect.planner import build_plan
-from fpmsdk.errors import FpmSdkError, MissingCapabilityError
+from fpmsdk.collect.repeatability_entry import repetition_source, run_repetition
+from fpmsdk.errors import FpmSdkError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,8 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse_arguments(sys.argv[1:] if argv is None else argv)
         if options.repeatability is not None:
-            raise MissingCapabilityError("repeatability of a campaign is run by `fpmsdk onboard validate-collection`")
-        plan = build_plan(options)
+            source = repetition_source(options)
+            executor = executor_factory(source.executor, faults=os.environ.get(FAULTS, ""))
+            return run_repetition(options, source, executor)
+        plan = build_plan(options, runtime_observation=requested_observation(options))
         if options.plan_only:
             print(json.dumps(plan.document, indent=2, sort_keys=True))
             return 0
@@ -45,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             resume=options.resume,
             retry_failed=options.retry_failed,
             publish_partial=options.publish_partial,
+            observations=observation_archive(options, plan),
         )
     except (FpmSdkError, OSError) as fault:
         print(fault, file=sys.stderr)

@@ -5,6 +5,7 @@ Source: collector.md sections 7.1 and 8.2.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def resolved_config(launch: FakeLaunch) -> dict[str, Any]:
         "model_config": {
             "model": launch.model,
             "revision": flags.get("--revision"),
+            **_loaded_commit(launch),
             "dtype": f"torch.{config.get('dtype') or config.get('torch_dtype') or 'bfloat16'}",
             "quantization": None,
             "max_model_len": launch.limits.max_model_len,
@@ -119,6 +121,12 @@ def resolved_config(launch: FakeLaunch) -> dict[str, Any]:
             "prefetch": {"offload_group_size": 0, "offload_num_in_group": 1, "offload_prefetch_step": 1},
         },
     }
+
+
+def _loaded_commit(launch: FakeLaunch) -> dict[str, str]:
+    # Engines state the commit of a checkpoint that they found in a local cache of the hub.
+    revision = launch.capability.get("revision")
+    return {"loaded_config_commit_hash": revision} if revision and re.fullmatch("[0-9a-f]{40}", revision) else {}
 
 
 def _layer_names(launch: FakeLaunch) -> list[str]:

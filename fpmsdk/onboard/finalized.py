@@ -1,4 +1,4 @@
-"""Whether the table that a finalised request came with is still the one that was finalised.
+"""Whether what a finalised request came with still holds: its table, and the quality that was told of it.
 
 Making such a request is in `finalize`. Source: onboarding.md sections 5 (check_plan) and 7.
 """

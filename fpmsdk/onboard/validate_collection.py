@@ -6,14 +6,17 @@ Source: onboarding.md section 8.2.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fpmsdk.collect.executor import ExecutorFactory
+from fpmsdk.collect.executors import executor_factory
+from fpmsdk.collect.fake_launch import FAULTS
 from fpmsdk.collect.repeatability_plan import PLAN_FILE
 from fpmsdk.collect.repeatability_run import repeat_campaign
 from fpmsdk.documents.canonical import pretty_bytes, read_document, write_document
@@ -59,7 +62,7 @@ class CollectionValidation:
     resume: go on with the assessment in `output`.
     retry_failed: launch failed samples again within their budget.
     repeats: directory of an earlier repetition to judge instead of a new one.
-    executor: makes what runs a cell; needed to execute.
+    executors: the executor of a name, for the one that the collection ran on.
     """
 
     config: Path
@@ -70,7 +73,7 @@ class CollectionValidation:
     resume: bool = False
     retry_failed: bool = False
     repeats: Path | None = None
-    executor: ExecutorFactory | None = None
+    executors: Callable[[str], ExecutorFactory] = lambda name: executor_factory(name, faults=os.environ.get(FAULTS, ""))
 
     def __post_init__(self) -> None:
         if self.retry_failed and not (self.execute and self.resume):
@@ -80,8 +83,6 @@ class CollectionValidation:
                 "--repeatability-dir: judges an earlier repetition in a fresh output; leave out --execute and --resume",
                 "--repeatability-dir",
             )
-        if self.execute and self.executor is None:
-            raise OnboardError("--execute: needs an executor", "--execute")
 
     @property
     def passes_incomplete(self) -> bool:
@@ -136,13 +137,12 @@ def validate_collection(validation: CollectionValidation) -> dict[str, Any]:
     run.interpolation()
     repeats = repeats or output / "repeatability"
     if validation.execute:
-        assert validation.executor is not None
         repeat_campaign(
             source.plan,
             campaign_root=source.campaign,
             checkpoint=source.checkpoint,
             output_dir=repeats,
-            executor=validation.executor,
+            executor=validation.executors(source.plan.executor),
             policy=repeat_policy(policy),
             resume=validation.resume and repeats.exists(),
             retry_failed=validation.retry_failed and repeats.exists(),

@@ -1,17 +1,16 @@
 """A plan folder whose collection was run and published; its engine is a real one's recorded launches."""
 
-import copy
 import gzip
 import json
 
-import yaml
-
 from fpmsdk.collect.campaign import run_campaign
+from fpmsdk.collect.executors import executor_factory
 from fpmsdk.collect.options import parse_arguments
 from fpmsdk.collect.planner import build_plan
 from fpmsdk.collect.provenance import provenance_document
 from fpmsdk.documents.strict import checked
 from fpmsdk.onboard.collector_command import COLLECTOR, collector_arguments
+from fpmsdk.onboard.deployment import CollectionDeployment
 from fpmsdk.onboard.plan import create_plan
 from fpmsdk.onboard.request import SupportRequest
 from tests.collect.native import PLAN, RECORDED
@@ -86,8 +85,8 @@ class _Replay:
         pass
 
 
-def request_of(model, role=None):
-    """The request of the recorded model."""
+def request_of(model, role=None, version=VERSION, runtime=None):
+    """The request of the recorded model; `runtime` is the engine version that was seen in its image."""
     resources = {
         "cache_layout": "linear",
         "kv_bytes_per_token": 4096,
@@ -98,7 +97,7 @@ def request_of(model, role=None):
     deployment = {
         "system": "h200_sxm",
         "backend": "vllm",
-        "backend_version": VERSION,
+        "backend_version": version,
         "tp": 1,
         "dp": 1,
         "moe_tp": 1,
@@ -120,7 +119,8 @@ def request_of(model, role=None):
                 "model_kind": "dense",
                 "gpu": "h200_sxm",
                 "interconnect": "nvswitch",
-                "framework_version": VERSION,
+                "framework_version": version,
+                **({} if runtime is None else {"runtime_framework_version": runtime}),
             },
             "workload": {"input_tokens": 16, "output_tokens": 4, "request_count": 1},
             "search": {"context_length": 2048},
@@ -141,27 +141,36 @@ def request_of(model, role=None):
     )
 
 
-def measured(place, role=None, points=None, executor=None):
+def measured(place, role=None, points=None, executor=None, deployment=None, **versions):
     """The plan folder of a request with its published collection, and the file of the request.
 
-    The installed systems must describe `h200_sxm`; see `tests.onboard.collected.systems`.
+    The installed systems must describe `h200_sxm`; see `tests.onboard.collected.systems`. `versions` are those of
+    `request_of`.
     """
     model = place / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
-    request = request_of(model, role)
+    request = request_of(model, role, **versions)
     file, folder = place / "request.yaml", place / "collection"
     file.write_bytes(request.yaml_bytes())
     create_plan(request, folder)
-    options = parse_arguments(collector_arguments(request, folder)[len(COLLECTOR) :])
-    plan = build_plan(copy.deepcopy(options))
+    words = collector_arguments(request, folder, deployment=deployment)
+    options = parse_arguments(words[len(COLLECTOR) :])
     outcome = run_campaign(
-        plan,
+        build_plan(options),
         executor=executor or Replays(points),
         artifact_root=options.artifact_root,
         checkpoint_dir=options.checkpoint_dir,
         database_root=options.database_root,
         deployment=options.deployment,
     )
-    assert not outcome.errors, yaml.safe_dump(outcome.errors)
+    assert not outcome.errors, outcome.errors
     return folder, file
+
+
+def faked(place, **options):
+    """As `measured`, by the fake engine as a release whose evidence is audited."""
+    fake = CollectionDeployment(executor="fake")
+    return measured(
+        place, executor=executor_factory("fake"), deployment=fake, version="0.28.0", runtime="0.28.0", **options
+    )

@@ -52,7 +52,7 @@ def repeated(collection, place):
     """The path of an assessment with repetitions."""
     policy = place / "loose.json"
     policy.write_text(json.dumps(LOOSE))
-    return assess(collection, place, policy=policy, execute=True, executor=Replays(POINTS, run=2))
+    return assess(collection, place, policy=policy, execute=True, executors=lambda name: Replays(POINTS, run=2))
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def test_recorded_cpu_data_fail_the_default_interpolation_gate(tmp_path, monkeyp
 
 def test_a_looser_policy_and_repetitions_leave_recorded_data_incomplete(collection, tmp_path):
     executor, output = Replays(POINTS, run=2), tmp_path / "quality"
-    asked = validation(collection, output, policy=policy(tmp_path), execute=True, executor=executor)
+    asked = validation(collection, output, policy=policy(tmp_path), execute=True, executors=lambda name: executor)
     report = validate_collection(asked)
     assert statuses(report) == {
         "point_validity": "passed",
@@ -135,7 +135,13 @@ def test_files_of_an_assessment_and_what_they_refer_to(collection, tmp_path):
 
 def test_a_collection_is_not_changed_by_its_validation(collection, tmp_path):
     before = manifest(collection[0])
-    validate(collection, tmp_path / "quality", policy=policy(tmp_path), execute=True, executor=Replays(POINTS, run=3))
+    validate(
+        collection,
+        tmp_path / "quality",
+        policy=policy(tmp_path),
+        execute=True,
+        executors=lambda name: Replays(POINTS, run=3),
+    )
     assert manifest(collection[0]) == before
 
 
@@ -153,19 +159,19 @@ def test_a_resumed_assessment_takes_its_saved_policy_and_reproduces_its_holdout(
 def test_repetitions_can_be_launched_by_a_resumed_assessment(collection, tmp_path):
     output, executor = tmp_path / "quality", Replays(POINTS, run=2)
     validate(collection, output, policy=policy(tmp_path))
-    report = validate(collection, output, resume=True, execute=True, executor=executor)
+    report = validate(collection, output, resume=True, execute=True, executors=lambda name: executor)
     assert executor.count == 4
     assert report["gates"]["repeatability"]["directory"] == str(output / "repeatability")
-    assert validate(collection, output, resume=True, execute=True, executor=executor) == report
+    assert validate(collection, output, resume=True, execute=True, executors=lambda name: executor) == report
     assert executor.count == 4
 
 
 def test_failed_samples_are_launched_again_when_asked(collection, tmp_path):
     output, executor = tmp_path / "quality", Replays(POINTS, run=2)
     executor.changes = [lambda document: document.update(status="partial")]
-    validate(collection, output, policy=policy(tmp_path), execute=True, executor=executor)
+    validate(collection, output, policy=policy(tmp_path), execute=True, executors=lambda name: executor)
     assert executor.count == 1
-    report = validate(collection, output, resume=True, execute=True, retry_failed=True, executor=executor)
+    report = validate(collection, output, resume=True, execute=True, retry_failed=True, executors=lambda name: executor)
     assert statuses(report)["repeatability"] == "incomplete"
     samples = read_document(output / "repeatability" / "repeatability.json")["samples"]
     assert sorted(len(slot["attempts"]) for slots in samples.values() for slot in slots) == [1, 1, 1, 2]
@@ -187,9 +193,9 @@ def test_an_interrupted_repetition_is_gone_on_with(collection, tmp_path, monkeyp
 
     monkeypatch.setattr(repeatability_run._Run, "_record", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        validate(collection, output, policy=policy(tmp_path), execute=True, executor=executor)
+        validate(collection, output, policy=policy(tmp_path), execute=True, executors=lambda name: executor)
     monkeypatch.setattr(repeatability_run._Run, "_record", record)
-    validate(collection, output, resume=True, execute=True, executor=executor)
+    validate(collection, output, resume=True, execute=True, executors=lambda name: executor)
     assert executor.count == 4
 
 
@@ -224,7 +230,13 @@ def test_a_changed_holdout_cannot_be_gone_on_with(collection, tmp_path):
 
 
 def test_other_thresholds_judge_an_earlier_repetition_in_a_fresh_output(collection, tmp_path):
-    validate(collection, tmp_path / "first", policy=policy(tmp_path), execute=True, executor=Replays(POINTS, run=2))
+    validate(
+        collection,
+        tmp_path / "first",
+        policy=policy(tmp_path),
+        execute=True,
+        executors=lambda name: Replays(POINTS, run=2),
+    )
     repeats = tmp_path / "first" / "repeatability"
     before = manifest(repeats)
     looser = policy(tmp_path, repeatability={"samples": 2, "max_cv": 0.5})
@@ -238,7 +250,13 @@ def test_other_thresholds_judge_an_earlier_repetition_in_a_fresh_output(collecti
 
 
 def test_another_number_of_samples_needs_other_launches(collection, tmp_path):
-    validate(collection, tmp_path / "first", policy=policy(tmp_path), execute=True, executor=Replays(POINTS, run=2))
+    validate(
+        collection,
+        tmp_path / "first",
+        policy=policy(tmp_path),
+        execute=True,
+        executors=lambda name: Replays(POINTS, run=2),
+    )
     more = policy(tmp_path, repeatability={"samples": 3})
     with pytest.raises(EvidenceError, match="samples 2, the policy asks for 3"):
         validate(collection, tmp_path / "second", policy=more, repeats=tmp_path / "first" / "repeatability")
@@ -297,8 +315,7 @@ def test_one_failed_gate_fails_and_all_must_pass(gates, status):
         ({"retry_failed": True}, "--retry-failed"),
         ({"retry_failed": True, "resume": True}, "--retry-failed"),
         ({"repeats": "r", "resume": True}, "--repeatability-dir"),
-        ({"repeats": "r", "execute": True, "executor": Replays()}, "--repeatability-dir"),
-        ({"execute": True}, "--execute: needs an executor"),
+        ({"repeats": "r", "execute": True}, "--repeatability-dir"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(collection, tmp_path, options, reason):
