@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fpmsdk.collect.campaign import run_campaign
 from fpmsdk.collect.executors import executor_factory
 from fpmsdk.collect.fake_launch import FAULTS
+from fpmsdk.collect.observed_campaign import observation_archive, requested_observation
 from fpmsdk.collect.options import parse_arguments
 from fpmsdk.collect.planner import build_plan
 from fpmsdk.collect.repeatability_entry import repetition_source, run_repetition
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             source = repetition_source(options)
             executor = executor_factory(source.executor, faults=os.environ.get(FAULTS, ""))
             return run_repetition(options, source, executor)
-        plan = build_plan(options)
+        plan = build_plan(options, runtime_observation=requested_observation(options))
         if options.plan_only:
             print(json.dumps(plan.document, indent=2, sort_keys=True))
             return 0
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             resume=options.resume,
             retry_failed=options.retry_failed,
             publish_partial=options.publish_partial,
+            observations=observation_archive(options, plan),
         )
     except (FpmSdkError, OSError) as fault:
         print(fault, file=sys.stderr)

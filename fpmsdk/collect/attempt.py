@@ -46,7 +46,7 @@ class ObservationArchive(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptContext:
-    """What all attempts of one invocation share. `settle_s` is the wait between two looks at unsettled results."""
+    """What all attempts of one invocation share."""
 
     plan: CollectionPlan
     root: Path
@@ -57,7 +57,11 @@ class AttemptContext:
     smoke: bool
     resume: bool
     observations: ObservationArchive | None = None
-    settle_s: float = _SETTLE_S
+
+    @property
+    def settle_s(self) -> float:
+        """Seconds between two looks at results that may still be written; local engines have ended by then."""
+        return 0.0 if self.plan.executor in ("local", "fake") else _SETTLE_S
 
     def folder(self, cell: Cell) -> Path:
         """`cells/<cell_id>`."""

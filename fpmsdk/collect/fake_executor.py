@@ -135,6 +135,9 @@ def fake_environment(launch: CellLaunch, unit: UnitFolder, *, faults: str) -> di
     capability = launch.plan.capability
     config = (capability.get("model_config") or {}).get("payload") or {}
     known = {name: capability.get(name) for name in ("is_moe", "architecture")}
+    profile = launch.plan.fpm_profile
+    if profile is not None:
+        known["revision"] = profile["model_revision"]
     write_document(model, {"config": config, "capability": known})
     attempt = read_document(unit.results / PROVENANCE_FILE)["attempt_id"]
     return {

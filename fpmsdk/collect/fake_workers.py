@@ -5,12 +5,14 @@ Source: collector.md sections 7.1 and 8.2.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fpmsdk.collect.fake_documents import graph_settings, is_async
 from fpmsdk.collect.fake_launch import FakeLaunch
+from fpmsdk.collect.fake_observations import write_observation_records
 from fpmsdk.collect.paths import PROVENANCE
 from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_evidence
@@ -22,6 +24,9 @@ _LAYERS, _KV_HEADS, _HEAD_DIM = 4, 8, 128
 def write_worker_files(launch: FakeLaunch) -> None:
     """Write what the classes that the command names would observe. Raises `OSError`."""
     worker = launch.flags.get("--worker-cls", "")
+    if worker.startswith("fpm_runtime_instrumentation."):
+        write_observation_records(launch.results)
+        return
     if not worker.startswith("fpm_memory_worker.") or launch.faults.legacy:
         return
     source = launch.results / PROVENANCE
@@ -73,6 +78,7 @@ def resolved_config(launch: FakeLaunch) -> dict[str, Any]:
         "model_config": {
             "model": launch.model,
             "revision": flags.get("--revision"),
+            **_loaded_commit(launch),
             "dtype": f"torch.{config.get('dtype') or config.get('torch_dtype') or 'bfloat16'}",
             "quantization": None,
             "max_model_len": launch.limits.max_model_len,
@@ -115,6 +121,12 @@ def resolved_config(launch: FakeLaunch) -> dict[str, Any]:
             "prefetch": {"offload_group_size": 0, "offload_num_in_group": 1, "offload_prefetch_step": 1},
         },
     }
+
+
+def _loaded_commit(launch: FakeLaunch) -> dict[str, str]:
+    # Engines state the commit of a checkpoint that they found in a local cache of the hub.
+    revision = launch.capability.get("revision")
+    return {"loaded_config_commit_hash": revision} if revision and re.fullmatch("[0-9a-f]{40}", revision) else {}
 
 
 def _layer_names(launch: FakeLaunch) -> list[str]:

@@ -49,7 +49,10 @@ class LocalExecutor:
 
     def engine_environment(self) -> dict[str, str]:
         """Variables of the engine besides those of this process and of `run.sh`."""
-        return fake_environment(self._launch, self._unit, faults=self._faults)
+        # The engine starts in another folder, where a package that is not installed would not be found.
+        found = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
+        places = os.pathsep.join(place for place in found if place)
+        return {**fake_environment(self._launch, self._unit, faults=self._faults), "PYTHONPATH": places}
 
     def apply(self) -> None:
         """Claim the process of the cell, before there is one."""

@@ -99,10 +99,10 @@ class OwnedProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             while _carriers(known) and time.monotonic() < deadline:
-                if self._process is not None:
-                    self._process.poll()
                 time.sleep(_POLL_S)
             if not _carriers(known):
+                if self._process is not None:
+                    self._process.wait()
                 self._record.unlink()
                 return
         raise CollectionError(f"{self._record}: processes {_carriers(known)} do not end; end them by hand, then resume")

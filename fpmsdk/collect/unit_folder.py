@@ -102,5 +102,5 @@ class UnitFolder:
 
     def require_results(self) -> None:
         """Require that there are results. Raises `CollectionError` otherwise."""
-        if not any(self.results.glob("benchmark*.json")):
+        if all(file.stem.endswith("_merged") for file in self.results.glob("benchmark*.json")):
             raise CollectionError(f"{self.unit}: the engine wrote no benchmark*.json; see {os.fspath(self.logs)}")

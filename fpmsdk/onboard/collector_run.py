@@ -13,11 +13,10 @@ from typing import Any
 from fpmsdk.collect.campaign import run_campaign
 from fpmsdk.collect.executors import executor_factory
 from fpmsdk.collect.fake_launch import FAULTS
-from fpmsdk.collect.instrumentation import load_instrumentation
+from fpmsdk.collect.observed_campaign import observation_archive, requested_observation
 from fpmsdk.collect.options import CollectorOptions, parse_arguments
 from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.planner import build_plan
-from fpmsdk.documents.canonical import read_document
 from fpmsdk.onboard.collector_command import COLLECTOR
 
 
@@ -36,7 +35,7 @@ def collector_plan(words: Sequence[str]) -> tuple[CollectorOptions, CollectionPl
     OSError: a file that they name cannot be read.
     """
     options = parse_arguments(words[len(COLLECTOR) :])
-    plan = build_plan(options, runtime_observation=_runtime_observation(options))
+    plan = build_plan(options, runtime_observation=requested_observation(options))
     if options.smoke and options.limit is None:
         options = replace(options, limit=len(plan.cells))
     return options, plan
@@ -64,18 +63,6 @@ def run_collector(options: CollectorOptions, plan: CollectionPlan) -> list[dict[
         resume=options.resume,
         retry_failed=options.retry_failed,
         publish_partial=options.publish_partial,
+        observations=observation_archive(options, plan),
     )
     return outcome.errors
-
-
-def _runtime_observation(options: CollectorOptions) -> dict[str, Any] | None:
-    """The observers of an accepted probe and the launch that they must see again; None without one."""
-    if options.runtime_instrumentation is None or options.runtime_launch is None:
-        return None
-    bundle = load_instrumentation(options.runtime_instrumentation)
-    return {
-        "manifest": dict(bundle.manifest),
-        "bundle_sha256": bundle.sha256,
-        "launch": read_document(options.runtime_launch),
-        "configuration": options.runtime_configuration,
-    }

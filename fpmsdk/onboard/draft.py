@@ -143,7 +143,7 @@ def derive_profile(
     >>> from fpmsdk.sample.tiny import write_checkpoint
     >>> draft = derive_profile(load_model_config(write_checkpoint(tempfile.mkdtemp()) + "/config.json"))
     >>> draft.resolved["cache_layout"], sorted(draft.missing)
-    ('linear', ['fmha_quant_mode', 'kv_bytes_per_token', 'kv_cache_dtype'])
+    ('linear', ['fmha_quant_mode', 'gemm_quant_mode', 'kv_bytes_per_token', 'kv_cache_dtype', 'moe_quant_mode'])
     """
     architecture, named = declared_architecture(config, overrides)
     reasons = runtime_reasons(config.raw, architecture, named)

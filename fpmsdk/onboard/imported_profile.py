@@ -53,7 +53,9 @@ def require_accepted(request: SupportRequest) -> None:
         )
 
 
-def verify_collection_observations(request: SupportRequest, index: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
+def verify_collection_observations(
+    request: SupportRequest, index: Path, checkpoint: dict[str, Any], *, bound_of: SupportRequest | None = None
+) -> dict[str, Any]:
     """Compare what a formal campaign observed with the accepted probe.
 
     Parameters
@@ -61,6 +63,7 @@ def verify_collection_observations(request: SupportRequest, index: Path, checkpo
     request: with an imported profile.
     index: `observations.json` of the campaign.
     checkpoint: the campaign's checkpoint document.
+    bound_of: a revision whose capacity is what must have been observed at least; None is the request itself.
 
     Returns
     -------
@@ -85,7 +88,7 @@ def verify_collection_observations(request: SupportRequest, index: Path, checkpo
         raise CollectionError(
             f"{index}: the geometry of the cache differs from the accepted probe; review a fresh probe"
         )
-    bound, capacity = _capacities(request, accepted, observed, index)
+    bound, capacity = _capacities(bound_of or request, accepted, observed, index)
     return observed.document() | {
         "compatibility": {
             "status": "compatible",

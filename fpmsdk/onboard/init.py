@@ -261,7 +261,7 @@ def _complete(
             request = _corrected(talk, options, fault)
             continue
         _refuse_open(draft)
-        completed = request.replaced({"fpm_profile": profile_document(draft)}, str(config.path))
+        completed = request.replaced({"fpm_profile": profile_document(draft)})
         if not talk.interactive:
             return completed
         return review(talk, config, Reviewed(completed, draft, stated), of_several=of_several).request

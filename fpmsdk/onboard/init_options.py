@@ -147,7 +147,9 @@ def _validated(document: dict[str, Any]) -> SupportRequest:
             path = [str(part) for part in fault["loc"]]
             field = path[-1] if path and path[-1] in REQUEST_OPTIONS else ""
             reason = fault["msg"].removeprefix("Value error, ")
-            if fault["type"] not in ("missing", "value_error"):
+            if fault["type"] == "missing":
+                reason = "is missing; supply it"
+            elif fault["type"] != "value_error":
                 reason += f", found {fault['input']!r}"
             found.append((field, reason if field or not path else f"{'.'.join(path)}: {reason}"))
         raise OptionFaults(found) from None

@@ -255,7 +255,7 @@ def _checked(
     _check_sizes(decoder, sizes)
     if own in DENSE:
         experts = 0
-    notes |= {name: f"{name} of config.json" for name, size in sizes.items() if size is not None}
+    notes |= {name: f"{name} {size} of config.json" for name, size in sizes.items() if size is not None}
     extra = (*EXPERT_FIELDS, *LATENT_FIELDS, *AUXILIARY_FIELDS)
     notes |= {name: f"{name} {decoder[name]} of config.json" for name in extra if decoder.get(name) is not None}
     notes |= layout_notes(decoder, own, layout)

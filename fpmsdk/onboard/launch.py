@@ -263,5 +263,8 @@ def _model_config(stated: Any, folder: Path) -> dict[str, Any]:
 
 def _deployment(inputs: Mapping[str, Any], over: Mapping[str, Any] | None) -> dict[str, Any]:
     saved = _object(inputs.get("collection_deployment", {}), "inputs.collection_deployment")
-    deployment = checked(CollectionDeployment, {**saved, **(over or {})}, "collection_deployment")
-    return deployment.document()
+    over = over or {}
+    if over.get("executor", saved.get("executor")) != saved.get("executor"):
+        # Another executor takes other options; the image is the one thing that all of them run.
+        saved = {name: value for name, value in saved.items() if name == "image"}
+    return checked(CollectionDeployment, {**saved, **over}, "collection_deployment").document()

@@ -49,14 +49,18 @@ _INTEGERS = frozenset({"context_length", "num_experts", "max_num_tokens", "max_b
 
 
 def load_overrides(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """The flat mapping of an overrides file, its values not checked yet; empty without a file.
+    """The flat mapping of an overrides file, its names checked and its values not yet; empty without a file.
 
     Raises
     ------
-    OnboardError: no such mapping; names the file.
+    OnboardError: no such mapping, or unknown fields; names the file.
     OSError: it cannot be read.
     """
-    return {} if path is None else read_mapping(path)
+    if path is None:
+        return {}
+    found = read_mapping(path)
+    _check_names(found, f"{path}: ")
+    return found
 
 
 def check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -73,10 +77,7 @@ def check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     if not isinstance(overrides, Mapping):
         raise OnboardError(f"overrides must be a flat mapping, found {overrides!r}", "resource_overrides")
-    if unknown := sorted(str(name) for name in overrides if name not in OVERRIDE_FIELDS):
-        raise OnboardError(
-            f"unknown override fields: {', '.join(unknown)}; known are {', '.join(sorted(OVERRIDE_FIELDS))}", unknown[0]
-        )
+    _check_names(overrides)
     found = {name: _checked(name, value) for name, value in overrides.items()}
     layout = found.get("cache_layout")
     if "cache_groups" in found and ("kv_bytes_per_token" in found or layout == "linear"):
@@ -87,6 +88,12 @@ def check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
         raise OnboardError("kv_bytes_per_token contradicts cache_layout grouped; leave one out", "kv_bytes_per_token")
     check_total_bytes(found)
     return found
+
+
+def _check_names(overrides: Mapping[str, Any], where: str = "") -> None:
+    if unknown := sorted(str(name) for name in overrides if name not in OVERRIDE_FIELDS):
+        known = ", ".join(sorted(OVERRIDE_FIELDS))
+        raise OnboardError(f"{where}unknown override fields: {', '.join(unknown)}; known are {known}", unknown[0])
 
 
 def check_total_bytes(values: Mapping[str, Any]) -> None:

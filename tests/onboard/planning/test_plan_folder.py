@@ -325,6 +325,63 @@ def test_a_real_kill_between_writes_leaves_what_the_next_plan_completes(request_
     check_plan(request, folder)
 
 
+def finalized(request, manifest, quality=None):
+    """The request of a finalisation with this manifest."""
+    profile = request.fpm_profile.model_dump(mode="json")
+    if quality is not None:
+        manifest = manifest | {"collection_quality": quality}
+        profile["provenance"] = json.dumps({"collection_quality": quality})
+    profile["deployments"][0]["resources"]["runtime_memory"]["provenance"] = json.dumps(manifest)
+    return request.replaced({"fpm_profile": profile})
+
+
+@pytest.fixture
+def manifest(folder):
+    """A finalisation whose pair is in the plan folder."""
+    paths = ["systems/data/h200_sxm/vllm/0.27.0/table.parquet", "systems/data/h200_sxm/vllm/0.27.0/table.json"]
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(b"rows")
+    digest = "bc51e9e65d79e1c90ba544ab2eae1044ccdf8c1af7a559ba375cba4276f7d99e"
+    return {
+        "schema_version": "aisimulate-onboarding-finalization/v1",
+        "formal_data": [{"relative_path": path, "sha256": digest} for path in paths],
+    }
+
+
+def planned_beside_data(request, folder):
+    """Plan where the pair of a finalisation is already."""
+    data = folder.with_name("data")
+    (folder / "systems" / "data").rename(data)
+    (folder / "systems").rmdir()
+    create_plan(request, folder)
+    (folder / "systems" / "data").rmdir()
+    data.rename(folder / "systems" / "data")
+
+
+UNASSESSED = {"status": "not_assessed", "accuracy": "not_assessed"}
+
+
+@pytest.mark.parametrize("quality", [None, UNASSESSED])
+def test_a_finalisation_without_an_assessment_is_used(request_of, folder, manifest, quality):
+    request = finalized(request_of("runtime linear"), manifest, quality)
+    planned_beside_data(request, folder)
+    check_plan(request, folder)
+
+
+def test_a_quality_marker_is_recomputed_without_a_probe(request_of, folder, manifest):
+    request = finalized(request_of("runtime linear"), manifest, {"status": "passed", "accuracy": "not_assessed"})
+    planned_beside_data(request, folder)
+    with pytest.raises(EvidenceError, match="collection_quality: is not what its evidence gives now"):
+        check_plan(request, folder)
+
+
+def test_a_marker_that_the_profile_does_not_have_is_refused(request_of, folder, manifest):
+    request = finalized(request_of("runtime linear"), manifest | {"collection_quality": {"status": "passed"}})
+    with pytest.raises(OnboardError, match="collection_quality differs from that of the finalisation"):
+        create_plan(request, folder)
+
+
 def test_finalised_data_are_compared_with_their_digests(request_of, folder):
     request = request_of("runtime linear")
     paths = ["systems/data/h200_sxm/vllm/0.27.0/table.parquet", "systems/data/h200_sxm/vllm/0.27.0/table.json"]
