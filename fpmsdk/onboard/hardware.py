@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,12 +78,20 @@ def read_system_file(system: str) -> SystemFile:
 
 def _read(system: str, path: Path) -> SystemFile:
     try:
-        content = read_regular(path, limit_bytes=_MAX_BYTES)
+        return _parsed(system, path, read_regular(path, limit_bytes=_MAX_BYTES))
+    except UnfitFileError as fault:
+        raise OnboardError(f"{path}: {fault}", str(path)) from None
+
+
+# Every candidate topology looks at the same description.
+@lru_cache(maxsize=8)
+def _parsed(system: str, path: Path, content: bytes) -> SystemFile:
+    try:
         document = yaml.safe_load(content)
         if not isinstance(document, dict):
             raise OnboardError(f"{path}: must hold one mapping, found {type(document).__name__}", str(path))
         spec = parse_system(system, {"misc": {}, **document}, str(path))
-    except (UnfitFileError, yaml.YAMLError, PerfDataCorruptError) as fault:
+    except (yaml.YAMLError, PerfDataCorruptError) as fault:
         raise OnboardError(f"{path}: no description of a system: {fault}", str(path)) from None
     rack = spec.gpus_per_rack
     if rack is not None and rack % spec.gpus_per_node:

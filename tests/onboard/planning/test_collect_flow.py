@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fpmsdk.documents.strict import checked
+from fpmsdk.onboard import collector_run
 from fpmsdk.onboard.request import SupportRequest
 from fpmsdk.onboard.yaml_files import write_yaml
 from tests.cli.test_commands import rejection_of, run
@@ -244,6 +245,20 @@ def test_an_engine_that_fails_blocks_the_formal_run(plan, collect, folder, monke
     assert json.loads((folder / "runtime-resolved" / "fpm-readiness.json").read_text()) == report
     formal = collect(path, "--execute", code=1)
     assert "run --execute --smoke first" in formal["execution_error"]
+
+
+def test_ctrl_c_exits_with_130_and_is_resumed(plan, collect, folder, monkeypatch):
+    path = plan()
+    pressed = collector_run.run_campaign
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(collector_run, "run_campaign", interrupted)
+    ran = run("onboard", "collect-fpm", "-c", path, "--output-dir", str(folder), *FAKE, "--execute", "--smoke")
+    assert ran.exit_code == 130 and "pass --resume" in ran.stderr
+    monkeypatch.setattr(collector_run, "run_campaign", pressed)
+    assert collect(path, "--execute", "--smoke", "--resume")["status"] == "ready"
 
 
 @pytest.mark.parametrize("executor", [("--image", "registry/x:1"), ("--executor", "slurm", "--image", "x.sqsh")])
