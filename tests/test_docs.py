@@ -42,6 +42,7 @@ GUIDES = [
     "perf-data.md",
     "whole-forward.md",
     "telemetry.md",
+    "onboarding.md",
 ]
 
 
