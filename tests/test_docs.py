@@ -41,7 +41,9 @@ GUIDES = [
     "traces.md",
     "perf-data.md",
     "whole-forward.md",
+    "collection.md",
     "telemetry.md",
+    "onboarding.md",
 ]
 
 

@@ -25,6 +25,7 @@ from fpmsdk.collect.points import FILE_NAME as POINTS_FILE
 from fpmsdk.collect.receipts import check_receipts, write_receipts
 from fpmsdk.collect.render import CONTRACT, RUN_SCRIPT, STARTUP, render_cell, require_launch_files
 from fpmsdk.documents.canonical import write_document
+from fpmsdk.documents.evidence import refuse_links
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class ObservationArchive(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptContext:
-    """What all attempts of one invocation share. `settle_s` is the wait between two looks at unsettled results."""
+    """What all attempts of one invocation share."""
 
     plan: CollectionPlan
     root: Path
@@ -57,7 +58,11 @@ class AttemptContext:
     smoke: bool
     resume: bool
     observations: ObservationArchive | None = None
-    settle_s: float = _SETTLE_S
+
+    @property
+    def settle_s(self) -> float:
+        """Seconds between two looks at results that may still be written; local engines have ended by then."""
+        return 0.0 if self.plan.executor in ("local", "fake") else _SETTLE_S
 
     def folder(self, cell: Cell) -> Path:
         """`cells/<cell_id>`."""
@@ -204,7 +209,9 @@ def validate_attempt(plan: CollectionPlan, cell: Cell, folder: Path, attempt: st
     Raises
     ------
     CollectionError, OSError: what is wrong with them.
+    EvidenceError: a symbolic link is among them.
     """
+    refuse_links(folder / "raw")
     check_receipts(plan, cell, folder / "raw", attempt)
     return validate_native(plan, cell, folder / "raw", attempt_id=attempt)
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fpmsdk.collect.layout_markers import cache_layout_markers, check_layer_declarations
+from fpmsdk.collect.cache_markers import cache_markers
+from fpmsdk.collect.layer_declarations import check_layer_declarations
 from fpmsdk.collect.model_evidence import ModelEvidence
 from fpmsdk.config.modes import KV_CACHE_MODES
 from fpmsdk.errors import MissingCapabilityError, OnboardError, UnsupportedModelError
@@ -162,7 +163,7 @@ def resolve_capability(
     config = evidence.decoder
     family = _FAMILY_OF.get(name or "")
     is_moe = any(_experts(config, field) > 1 for field in _EXPERT_COUNTS)
-    markers = cache_layout_markers(config, name)
+    markers = cache_markers(config, name)
     if markers:
         check_layer_declarations(config, has_markers=True)
         reasons = ", ".join(markers)

@@ -104,15 +104,20 @@ def scheduler_arguments(plan: CollectionPlan, cell: Cell, *, smoke: bool) -> lis
     compilation = _compilation(plan, cell)
     if compilation and not options.get("enforce_eager"):
         words += ["--compilation-config", json.dumps(compilation, sort_keys=True, separators=(",", ":"))]
-    words += _sampling_arguments(phase, sampling, smoke=smoke)
+    probe = plan.document.get("probe_sampling")
+    words += _words(probe[phase]) if probe else _sampling_arguments(phase, sampling, smoke=smoke)
     tokens, seqs = _limits(plan, cell, smoke=smoke)
     words += [] if tokens is None else ["--max-num-batched-tokens", str(tokens)]
     return words if seqs is None else [*words, "--max-num-seqs", str(seqs)]
 
 
+def _words(flags: Mapping[str, str]) -> list[str]:
+    return [word for flag in flags.items() for word in flag]
+
+
 def _sampling_arguments(phase: str, sampling: Mapping[str, Any], *, smoke: bool) -> list[str]:
     if smoke:
-        return [word for flag in _SMOKE_SAMPLES[phase].items() for word in flag]
+        return _words(_SMOKE_SAMPLES[phase])
     if phase == "decode":
         return []
     words = []

@@ -173,8 +173,8 @@ class _Inspection:
             has_all_launchers = len(self.launchers) == len(hosts)
             if len(hosts) != self.expected_nodes or (has_all_launchers and self.launchers.keys() != hosts):
                 self.failures.append(
-                    f"workers ran on {sorted(hosts)}, launchers on {sorted(self.launchers)}; {self.expected_nodes} nodes "
-                    "were asked for"
+                    f"workers ran on {sorted(hosts)}, launchers on {sorted(self.launchers)}; {self.expected_nodes} "
+                    "nodes were asked for"
                 )
             if len(self.launchers) > self.expected_nodes:
                 self.failures.append(f"{len(self.launchers)} launchers on {self.expected_nodes} nodes")

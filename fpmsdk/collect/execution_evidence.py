@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fpmsdk.collect.command import EXECUTION_OBSERVER_VERSIONS
 from fpmsdk.collect.cpu_affinity import inspect_cpu_affinity
 from fpmsdk.collect.execution_settings import Flags, WorkerSettings
 from fpmsdk.collect.faults import fault, require, whole
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from fpmsdk.collect.artifact import NativeCollection
     from fpmsdk.collect.cells import Cell
     from fpmsdk.collect.plan import CollectionPlan
-
-# Engine versions whose observers were audited.
-AUDITED_VERSIONS = ("0.27.0", "0.28.0")
 
 _RANKS = ("dp_rank", "tp_rank", "pp_rank")
 
@@ -70,7 +68,7 @@ def inspect_execution(
     pinned = plan.runtime_backend_version
     if pinned is not None and collection.backend_version != pinned:
         failures.append(f"engine version: planned is {pinned}, observed {collection.backend_version}")
-    if collection.backend_version not in AUDITED_VERSIONS:
+    if collection.backend_version not in EXECUTION_OBSERVER_VERSIONS:
         missing.append(f"settings of vLLM {collection.backend_version} are not audited")
     workers = _workers(plan, cell, root, collection)
     for rank, worker in workers.items():

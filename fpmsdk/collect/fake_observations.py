@@ -9,13 +9,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fpmsdk.collect.cache_pool import FULL_ATTENTION, SLIDING_WINDOW
-from fpmsdk.collect.instrumentation import OBSERVATION_SCHEMA, InstrumentationBundle
+from fpmsdk.collect.instrumentation import OBSERVATION_SCHEMA, InstrumentationBundle, load_instrumentation
 from fpmsdk.collect.observation_geometry import SEMANTICS
+from fpmsdk.collect.observation_index import described_system
+from fpmsdk.collect.observer_staging import ARCHIVE_FILE, BUNDLE_FOLDER, CONTEXT_FILE, unpack_observers
 from fpmsdk.collect.probe_launch import GRAPH_REQUEST_FIELDS, deployed_model
 from fpmsdk.collect.sampling import capture_sizes, prefill_sampling
+from fpmsdk.documents.canonical import read_document, write_document
 
 _ELEMENT_BYTES = {"bfloat16": 2, "half": 2, "fp8": 1}
 _GROUP_DTYPES = {"bfloat16": "torch.bfloat16", "half": "torch.float16", "fp8": "torch.uint8"}
@@ -109,6 +113,28 @@ def observation_records(
             name = "-".join(f"{axis.removesuffix('_rank')}{size}" for axis, size in rank.items())
             records[f"runtime-observation-{kind}-{name}.json"] = record
     return records
+
+
+def write_observation_records(results: Path) -> None:
+    """Write the records of all ranks into the results of a unit, as its staged observers would.
+
+    Parameters
+    ----------
+    results: `raw/<unit>` of a cell; what was staged is in `local-runtime/<unit>`.
+
+    Raises
+    ------
+    OnboardError: nothing was staged, or the system has no description.
+    """
+    work = results.parent.parent / "local-runtime" / results.name
+    bundle = load_instrumentation(unpack_observers(work / ARCHIVE_FILE, work / BUNDLE_FOLDER))
+    context = read_document(work / CONTEXT_FILE)
+    spec = described_system(context["launch"]["identity"]["gpu"])
+    records = observation_records(
+        context, bundle, sm_version=spec.sm_version or 0, total_memory_bytes=spec.mem_capacity_bytes or 0
+    )
+    for name, record in records.items():
+        write_document(results / name, record)
 
 
 def _common(context: Mapping[str, Any], bundle: InstrumentationBundle, kind: str, number: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fpmsdk.errors import OnboardError
@@ -178,7 +178,7 @@ class Point:
     reasons: tuple[str, ...] = ()
     partition: dict[str, Any] | None = None
     rows: tuple[tuple[int, int], ...] | None = None
-    is_replica: bool = field(default=False)
+    is_replica: bool = False
 
     @property
     def tokens(self) -> int:
@@ -208,7 +208,7 @@ def prefill_points(limits: EngineLimits, samples: Samples, *, prefix_caching: bo
     )
     points = []
     for tokens in tokens_axis:
-        reasons = _reasons(tokens, limits.captures)
+        reasons = _reasons(tokens, limits.captures, limits.max_num_batched_tokens)
         largest = min(tokens, limits.max_num_seqs)
         batches = [
             batch for batch in sorted({*_doublings(1, largest), largest}) if _prefill_fits(limits, batch, tokens, 0)
@@ -252,7 +252,7 @@ def decode_points(limits: EngineLimits, samples: Samples, *, warm_kv: bool = Fal
     captures = limits.decode_captures
     batches = thin_axis(capture_axis(captures, feasible), captures, samples.decode_batches)
     points = [
-        Point("decode", batch, 0, kv_tokens, _reasons(batch, captures))
+        Point("decode", batch, 0, kv_tokens, _reasons(batch, captures, feasible))
         for batch in batches
         for kv_tokens in thin(decode_ladder(limits, batch), samples.decode_kv_tokens)
     ]
@@ -307,11 +307,12 @@ def with_replicas(points: Sequence[Point], captures: Sequence[int]) -> list[Poin
     return [*replicas, *points]
 
 
-def _reasons(tokens: int, captures: Sequence[int]) -> tuple[str, ...]:
-    if not captures:
-        return ("cudagraph_disabled",)
+def _reasons(tokens: int, captures: Sequence[int], limit: int) -> tuple[str, ...]:
     if tokens in captures:
         return ("capture",)
     if tokens - 1 in captures:
         return ("post_capture",)
-    return ("eager_tail",) if tokens > captures[-1] else ("geometric_axis",)
+    graph = () if captures else ("cudagraph_disabled",)
+    if tokens == limit:
+        return (*graph, "engine_limit")
+    return (*graph, "eager_tail" if captures and tokens > captures[-1] else "geometric_axis")

@@ -34,6 +34,7 @@ from fpmsdk.documents.evidence import file_meta
 from fpmsdk.documents.strict import faults
 from fpmsdk.errors import EvidenceError, FpmSdkError, OnboardError
 from fpmsdk.perfdb import open_root
+from fpmsdk.perfdb.hardware import SystemSpec
 
 INDEX_SCHEMA = "aisimulate-runtime-observations/v1"
 LAUNCH_SCHEMA = "aisimulate-runtime-probe-launch/v1"
@@ -156,17 +157,18 @@ def active_attempt(saved: Any) -> dict[str, Any]:
     return found
 
 
-def system_sm(system: str) -> int | None:
-    """SM version of a described system.
+def described_system(system: str) -> SystemSpec:
+    """The description of a system in the systems root.
 
     Raises
     ------
-    OnboardError: there is no systems root, or none describes it.
+    OnboardError: there is no systems root.
+    UnknownSystemError: it does not describe the system.
     """
     root = default_systems_root()
     if root is None:
         raise OnboardError(f"no hardware description of {system!r}: {HOW_TO_GET_DATA}", "FPMSDK_SYSTEMS_PATH")
-    return open_root(root).spec(system).sm_version
+    return open_root(root).spec(system)
 
 
 def _told(fault: Exception) -> str:
@@ -209,7 +211,7 @@ def _observed(
     if phase is not None and (phase not in required or phase not in recorded or recorded - set(required)):
         raise EvidenceError(f"phases: expected {phase} among {', '.join(required)}, found {sorted(recorded)}")
     binding = {"attempt_id": attempt["attempt_id"], "configuration": label, "bundle_sha256": bundle.sha256}
-    collected, sm_version = _Collected(), system_sm(launch["identity"]["gpu"])
+    collected, sm_version = _Collected(), described_system(launch["identity"]["gpu"]).sm_version
     selected = {} if not isinstance(phases, dict) else phases
     for name in required if phase is None else (phase,):
         _add_phase(collected, root, selected[name], launch, bundle, {**binding, "phase": name}, sm_version)

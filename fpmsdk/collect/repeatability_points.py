@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpmsdk.collect.artifact import NativeCollection
+from fpmsdk.collect.measurement_records import coordinates_of
 from fpmsdk.collect.selection import selected_rows
 from fpmsdk.documents.canonical import digest
 from fpmsdk.errors import CollectionError, OnboardError
@@ -55,19 +56,6 @@ class RepeatedPoint:
     def rank_walls_document(self) -> list[list[float | int]]:
         """`[rank, seconds]` of every rank."""
         return [[rank, seconds] for rank, seconds in enumerate(self.rank_wall_s)]
-
-
-def coordinates_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """The coordinates that name a point: batch and KV, of a prefill also the new tokens and how they are spread.
-
-    >>> coordinates_of({"point_type": "decode", "batch_size": 4, "total_kv_read_tokens": 128})
-    {'batch_size': 4, 'total_kv_read_tokens': 128}
-    """
-    coordinates = {name: point[name] for name in ("batch_size", "total_kv_read_tokens")}
-    if point["point_type"] == "prefill":
-        coordinates["total_prefill_tokens"] = point["total_prefill_tokens"]
-        coordinates |= {name: point[name] for name in ("partition", "rows") if point.get(name) is not None}
-    return coordinates
 
 
 def published_points(collection: NativeCollection, where: str) -> tuple[RepeatedPoint, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpmsdk.collect.artifact import NativeCollection, validate_native
+from fpmsdk.collect.capability import NATIVE_TEMPLATE
 from fpmsdk.collect.dense_policy import reads_synthetic_kv_unbiased
 from fpmsdk.collect.kvwarm import BALANCED_SKIP, DENSE_SKIP
 from fpmsdk.collect.launch_evidence import launched_model
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from fpmsdk.collect.plan import CollectionPlan
 
 DENSE_REGIME = f"skip:{DENSE_SKIP}"
-# A capability whose cache layout no template describes.
-_GENERIC_TEMPLATE = "generic:native_runtime"
 _DTYPES = ("gemm_quant_mode", "moe_quant_mode", "fmha_quant_mode", "fmha_resolution", "comm_quant_mode")
 
 
@@ -185,7 +184,7 @@ def _check_publishable(
             f"{cell.cell_id}: benchmark id {point['benchmark_id']} read {regime} KV; a cell bound to a configuration "
             "publishes cached points only with real KV"
         )
-    is_generic = plan.capability.get("template_id") == _GENERIC_TEMPLATE
+    is_generic = plan.capability.get("template_id") == NATIVE_TEMPLATE
     if is_generic and point["point_type"] == "prefill" and reads_cache and seeded != "real_prefix":
         raise CollectionError(
             f"{cell.cell_id}: benchmark id {point['benchmark_id']} was seeded as {seeded or 'unreported'}; with this "

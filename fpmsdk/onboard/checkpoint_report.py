@@ -15,6 +15,8 @@ from fpmsdk.documents.strict import checked
 from fpmsdk.errors import FpmSdkError, OnboardError
 from fpmsdk.onboard.checkpoint import Artifact, Checkpoint, Configuration, artifact_path, lock_path
 from fpmsdk.onboard.checkpoint_context import complete_request, context_digest
+from fpmsdk.onboard.provenance import finalization_manifest
+from fpmsdk.onboard.quality import verify_finalized_quality
 from fpmsdk.onboard.request import SupportRequest
 from fpmsdk.onboard.runtime_profile import verify_checkpoint_launch, verify_runtime_profile
 from fpmsdk.onboard.yaml_files import read_yaml
@@ -86,9 +88,24 @@ def verified_draft(state: Checkpoint, label: str, path: Path) -> SupportRequest:
     ConfigError: its profile holds no such deployment.
     """
     request = complete_request(state.configurations[label].draft_request)
-    verify_runtime_profile(request)
+    _verify_evidence(request)
     verify_checkpoint_launch(state, label, path)
     return request
+
+
+def _verify_evidence(request: SupportRequest) -> None:
+    """Whatever the memory of a profile rests on: a probe, or a finalised collection under one, or its quality."""
+    verify_runtime_profile(request)
+    manifest = finalization_manifest(request)
+    if manifest is None:
+        return
+    # A finalisation may lead back to an accepted draft of this session.
+    from fpmsdk.onboard.finalize import verify_finalization
+
+    if "runtime_probe" in manifest:
+        verify_finalization(request)
+    else:
+        verify_finalized_quality(manifest)
 
 
 def artifact_issues(
@@ -131,7 +148,7 @@ def _content_issues(artifact: Artifact, configuration: Configuration | None, pla
     if configuration is None or artifact.kind not in ("request", "profile"):
         return []
     request = complete_request(configuration.draft_request)
-    verify_runtime_profile(request)
+    _verify_evidence(request)
     assert request.fpm_profile is not None
     saved, current = read_yaml(place), request.document()
     if artifact.kind == "request":

@@ -12,7 +12,7 @@ from fpmsdk.config.profile import Resources
 from fpmsdk.documents.canonical import canonical_bytes
 from fpmsdk.documents.strict import checked
 from fpmsdk.errors import EvidenceError
-from fpmsdk.onboard.pilot import linear_rate
+from fpmsdk.onboard.observed_profile import linear_resources
 from fpmsdk.onboard.provenance import json_object
 
 CAPACITY_POLICY = "minimum observed request-usable rank-local capacity across compatible cells"
@@ -115,12 +115,10 @@ def _by_reference(observed: Mapping[str, Any], provenance: Mapping[str, Any]) ->
 
 
 def _linear(resources: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    parsed = checked(Resources, resources, "the merged memory").cache_groups
-    rate = linear_rate(parsed)
-    if rate is None:
+    linear = linear_resources(resources)
+    if linear is None:
         raise EvidenceError(
             "the accepted profile has a linear cache, and the measured groups have no one rate: they differ in block "
-            f"size, have a window, or are no attention: {[group.model_dump(mode='json') for group in parsed]}"
+            f"size, have a window, or are no attention: {list(groups)}"
         )
-    kept = {key: value for key, value in resources.items() if key != "cache_groups"}
-    return kept | {"cache_layout": "linear", "kv_bytes_per_token": rate}
+    return linear

@@ -1,4 +1,4 @@
-"""Whether the table that a finalised request came with is still the one that was finalised.
+"""Whether what a finalised request came with still holds: its table, and the quality that was told of it.
 
 Making such a request is in `finalize`. Source: onboarding.md sections 5 (check_plan) and 7.
 """
@@ -18,7 +18,7 @@ _WHERE = "formal_data"
 
 
 def verify_finalized_data(request: SupportRequest, folder: Path) -> None:
-    """Compare the table and its sidecar with the digests of the finalisation; nothing to do without one.
+    """Compare table, sidecar and stated quality with the finalisation's; nothing to do without one.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def verify_finalized_data(request: SupportRequest, folder: Path) -> None:
     Raises
     ------
     OnboardError: the manifest does not name a pair below `systems/data`.
-    EvidenceError: a file of the pair is gone, linked or changed.
+    EvidenceError: a file of the pair is gone, linked or changed, or the collection has another quality than stated.
     """
     manifest = finalization_manifest(request)
     if manifest is None:
@@ -43,6 +43,10 @@ def verify_finalized_data(request: SupportRequest, folder: Path) -> None:
             if place.is_symlink():
                 raise EvidenceError(f"{place}: finalised data may not be reached through a link", str(place))
         verify_evidence({"path": str(path), "sha256": entry["sha256"]})
+    # The quality of a collection is assessed from its plan folder, which is checked here.
+    from fpmsdk.onboard.quality import verify_finalized_quality
+
+    verify_finalized_quality(manifest)
 
 
 def _data_path(entry: Any) -> PurePosixPath:

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fpmsdk.collect.probe_launch import MODEL_SOURCE_FILES, normalized_launch
+from fpmsdk.collect.probe_launch import normalized_launch
 from fpmsdk.config.profile import DeploymentProfile, FpmModelProfile, load_fpm_profile
 from fpmsdk.config.profile_identity import select_deployment
-from fpmsdk.documents.evidence import file_meta
 from fpmsdk.documents.strict import StrictDocument, checked
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.checkpoint import Checkpoint
 from fpmsdk.onboard.checkpoint_merge import merge_patch
 from fpmsdk.onboard.deployment import CollectionDeployment
+from fpmsdk.onboard.intake import load_model_config
 from fpmsdk.onboard.overrides import check_overrides
 from fpmsdk.onboard.request_sections import (
     DEFAULT_MAX_BATCH_SIZE,
@@ -246,16 +246,11 @@ def _model_config(stated: Any, folder: Path) -> dict[str, Any]:
     told = {"path": stated} if isinstance(stated, str) else _object(stated, "inputs.model_config")
     if not isinstance(told.get("path"), str) or not told["path"]:
         raise OnboardError("inputs.model_config.path: expected the path of config.json", "inputs.model_config.path")
-    # In a hub snapshot config.json links into a store of blobs; its neighbours are beside the link.
-    path = (folder / Path(told["path"]).expanduser()).absolute()
-    found: dict[str, Any] = {"path": str(path), "sha256": file_meta(path.resolve())["sha256"]}
-    sources = {
-        name: file_meta(beside.resolve())["sha256"]
-        for name in sorted(MODEL_SOURCE_FILES)
-        if (beside := path.parent / name).is_file()
-    }
+    config = load_model_config((folder / Path(told["path"]).expanduser()).absolute())
+    path, sources = config.path, config.source_files
+    found: dict[str, Any] = {"path": str(path), "sha256": config.sha256}
     if sources:
-        found["source_files"] = sources
+        found["source_files"] = dict(sources)
     for name, value in (("sha256", found["sha256"]), ("source_files", sources)):
         if told.get(name, value) not in (value, None):
             raise OnboardError(
@@ -268,5 +263,8 @@ def _model_config(stated: Any, folder: Path) -> dict[str, Any]:
 
 def _deployment(inputs: Mapping[str, Any], over: Mapping[str, Any] | None) -> dict[str, Any]:
     saved = _object(inputs.get("collection_deployment", {}), "inputs.collection_deployment")
-    deployment = checked(CollectionDeployment, {**saved, **(over or {})}, "collection_deployment")
-    return deployment.document()
+    over = over or {}
+    if over.get("executor", saved.get("executor")) != saved.get("executor"):
+        # Another executor takes other options; the image is the one thing that all of them run.
+        saved = {name: value for name, value in saved.items() if name == "image"}
+    return checked(CollectionDeployment, {**saved, **over}, "collection_deployment").document()

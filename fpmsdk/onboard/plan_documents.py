@@ -6,23 +6,21 @@ Source: onboarding.md section 5, for requests without a version label section 11
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-from fpmsdk.config.systems import HOW_TO_GET_DATA, default_systems_root
 from fpmsdk.documents.canonical import pretty_bytes
-from fpmsdk.errors import OnboardError, PerfDataCorruptError, PerfDataNotAvailableError
-from fpmsdk.files import read_regular, sha256
+from fpmsdk.errors import OnboardError
+from fpmsdk.files import sha256
 from fpmsdk.onboard import plan_prose
 from fpmsdk.onboard.admission import admitted_resources
 from fpmsdk.onboard.collector_command import PROFILE_FILE, noted_commands, onboard_command
+from fpmsdk.onboard.hardware import SystemFile, read_system_file
 from fpmsdk.onboard.pilot import PILOT, generated_configurations, is_single_role
 from fpmsdk.onboard.provenance import finalization_manifest
 from fpmsdk.onboard.request import SupportRequest, request_id, validation_id
 from fpmsdk.onboard.runtime_profile import runtime_collection_inputs
 from fpmsdk.onboard.yaml_files import write_yaml
-from fpmsdk.perfdb import open_root
 
 PLAN_SCHEMA = "aisimulate-support-plan/v2"
 PLAN_FILE = "support-plan.json"
@@ -32,8 +30,6 @@ FINALIZATION_FILE = "finalization.json"
 PENDING_VERSION = "pending_runtime_version"
 # What another example workload, objective or seed changes; everything else decides what is collected.
 EVALUATION_KEYS = ("validation_id", "generated_files_sha256")
-
-_MAX_DESCRIPTION_BYTES = 2**20
 
 
 def plan_documents(request: SupportRequest, folder: Path) -> dict[str, bytes]:
@@ -50,7 +46,7 @@ def plan_documents(request: SupportRequest, folder: Path) -> dict[str, bytes]:
     EvidenceError: the observations of an imported profile changed.
     SystemsPathError: an environment variable names no systems root.
     """
-    description, capacity_bytes = _gpu_description(request.identity.gpu)
+    system = read_system_file(request.identity.gpu)
     if request.identity.framework_version is None:
         return _pending_documents(request, folder)
     configurations = generated_configurations(request, folder)
@@ -60,13 +56,13 @@ def plan_documents(request: SupportRequest, folder: Path) -> dict[str, bytes]:
     manifest = finalization_manifest(request)
     if manifest is not None:
         files[FINALIZATION_FILE] = pretty_bytes(manifest)
-    files[f"systems/{request.identity.gpu}.yaml"] = description
+    files[f"systems/{request.identity.gpu}.yaml"] = system.content
     probe_arguments, probe_deployment = runtime_collection_inputs(request, None)
     commands = noted_commands(request, folder, probe_arguments=probe_arguments, probe_deployment=probe_deployment)
     files[COMMANDS_FILE] = pretty_bytes(commands)
     plan = _plan(request, folder, commands["fpm_plan_local"])
     if request.fpm_profile is not None:
-        plan["resources"] = admitted_resources(request, capacity_bytes)
+        plan["resources"] = admitted_resources(request, _capacity_bytes(system))
     return _with_plan(files, plan)
 
 
@@ -89,26 +85,11 @@ def _profile_files(request: SupportRequest) -> dict[str, bytes]:
     return {PROFILE_FILE: pretty_bytes(request.fpm_profile.model_dump(mode="json"))}
 
 
-def _gpu_description(gpu: str) -> tuple[bytes, int]:
-    """The description of a GPU system, and the memory of one GPU in bytes."""
-    root = default_systems_root()
-    if root is None:
-        raise OnboardError(f"identity.gpu: no systems root to look {gpu!r} up in; {HOW_TO_GET_DATA}", "identity.gpu")
-    path = os.path.join(root, f"{gpu}.yaml")
-    if not os.path.isfile(path):
-        known = ", ".join(open_root(root).systems())
-        raise OnboardError(
-            f"identity.gpu: {gpu!r} has no packaged system description in {root}; use one of {known}, or add {path}",
-            "identity.gpu",
-        )
-    content = read_regular(path, limit_bytes=_MAX_DESCRIPTION_BYTES)
-    try:
-        capacity = open_root(root).spec(gpu).mem_capacity_bytes
-    except (PerfDataCorruptError, PerfDataNotAvailableError) as fault:
-        raise OnboardError(f"identity.gpu: {fault}", path) from None
+def _capacity_bytes(system: SystemFile) -> int:
+    capacity = system.spec.mem_capacity_bytes
     if capacity is None:
-        raise OnboardError(f"identity.gpu: {path} states no gpu.mem_capacity; add it", path)
-    return content, capacity
+        raise OnboardError(f"identity.gpu: {system.path} states no gpu.mem_capacity; add it", str(system.path))
+    return capacity
 
 
 def _plan(request: SupportRequest, folder: Path, plan_command: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fpmsdk.collect.observation_index import Observed, read_index, validate_observations
-from fpmsdk.config.profile import CacheGroup, DeploymentProfile
+from fpmsdk.config.profile import DeploymentProfile
 from fpmsdk.documents.canonical import pretty_bytes
 from fpmsdk.documents.evidence import verify_evidence
 from fpmsdk.documents.strict import checked
@@ -20,7 +20,7 @@ from fpmsdk.errors import EvidenceError, OnboardError
 from fpmsdk.onboard.checkpoint import Checkpoint
 from fpmsdk.onboard.deployment import CollectionDeployment
 from fpmsdk.onboard.launch import PRECISION_FIELDS, resolve_launch
-from fpmsdk.onboard.pilot import linear_rate
+from fpmsdk.onboard.observed_profile import linear_resources
 from fpmsdk.onboard.provenance import PROBE_SCHEMA, finalization_manifest, json_object, probe_manifest
 from fpmsdk.onboard.request import SupportRequest, request_id
 from fpmsdk.onboard.request_sections import DEFAULT_PREFILL_CAPTURE, ROLE_GRAPH_FIELDS
@@ -171,21 +171,6 @@ def resource_values(resources: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("runtime_memory"), dict):
         values["runtime_memory"].pop("provenance", None)
     return values
-
-
-def linear_resources(resources: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Measured groups as a linear cache; None when a linear cache does not say the same as they.
-
-    >>> group = {"name": "a", "kind": "attention", "num_layers": 2, "block_size_tokens": 16, "page_size_bytes": 1024,
-    ...          "sliding_window": None}
-    >>> linear_resources({"cache_layout": "grouped", "cache_groups": [group]})
-    {'cache_layout': 'linear', 'kv_bytes_per_token': 64}
-    """
-    rate = linear_rate([CacheGroup.model_validate(group) for group in resources["cache_groups"]])
-    if rate is None:
-        return None
-    kept = {name: copy.deepcopy(value) for name, value in resources.items() if name != "cache_groups"}
-    return kept | {"cache_layout": "linear", "kv_bytes_per_token": rate}
 
 
 def preserve_runtime_overrides(previous: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:

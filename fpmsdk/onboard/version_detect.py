@@ -15,14 +15,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fpmsdk.collect.fake_launch import VERSION as FAKE_VERSION
 from fpmsdk.documents.canonical import parse_document
 from fpmsdk.documents.strict import StrictDocument, checked
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.deployment import CollectionDeployment
 
 ENGINE_PACKAGE, DYNAMO_PACKAGE = "vllm", "ai-dynamo"
-# The engine that the synthetic executor claims to be, and the first whose memory evidence is understood.
-FAKE_VERSION = "0.27.0"
+FAKE_DEFAULT = "0.27.0"
 
 _MARKER = "FPMSDK_RUNTIME_VERSION="
 _SCRIPT = f"""\
@@ -70,14 +70,14 @@ def detect_versions(
 
     Returns
     -------
-    The versions. `local` reads the packages of this environment, `fake` is always the same engine.
+    The versions. `local` reads the packages of this environment, `fake` what the fake engine is told to report.
 
     Raises
     ------
     OnboardError: no image, no allocation, the command failed, or it told no version.
     """
     if deployment.executor == "fake":
-        return RuntimeVersions(backend_version=FAKE_VERSION)
+        return RuntimeVersions(backend_version=environment.get(FAKE_VERSION, FAKE_DEFAULT))
     if deployment.executor == "local":
         return _installed()
     if deployment.image is None:

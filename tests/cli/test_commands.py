@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -121,6 +122,28 @@ def test_tune_takes_the_model_of_a_configuration_file(frames, write):
     result = result_of("tune", frames, "--config", write("config.json", config))
     assert result["diagnostics"]["provenance"]["config"]["model"] == "m"
     assert max(store["retained_observations"] for store in result["stores"]) <= 32
+
+
+def test_tune_counts_iterations_that_no_forest_was_trained_for(frames, write):
+    leaf = {"left": [-1], "right": [-1], "feature": [0], "threshold": [0.0], "value": [0.0]}
+    artifact = {
+        "schema": "aic_fpm_learned_forward_perf",
+        "schema_version": 1,
+        "worker_type": "aggregated",
+        "target": "log_ms",
+        "features": ["num_decode_requests"],
+        "stores": {"pure_decode": {"baseline": 1.0, "trees": [leaf]}},
+        "metadata": {},
+    }
+    learned = {"artifact_path": write("artifact.json", artifact), "adaptation": "frozen"}
+    config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "aggregated"} | {
+        "estimation_mode": "fpm_learned",
+        "estimator_config": {"fpm_learned": learned},
+    }
+    result = result_of("tune", frames, "--config", write("config.json", config))
+    decode = result["error"]["decode"]["iterations"]
+    assert result["skipped"]["untrained"] == result["error"]["all"]["not_ready"] > 0
+    assert result["error"]["all"]["iterations"] == decode > 0
 
 
 def test_tune_groups_the_ranks_of_an_iteration(tmp_path):
@@ -427,6 +450,19 @@ class TestTable:
         merged = result_of("table", "merge", str(tmp_path / "t.parquet"), pair, str(other))
         assert (merged["num_rows"], merged["added_rows"]) == (7, 7)
         assert "1 rows" not in run("table", "check", str(tmp_path / "t.parquet")).stderr
+
+    def test_median_publishes_one_pair_of_three_launches(self, tmp_path):
+        launches = []
+        for at, latency_ms in enumerate((3.0, 5.0, 4.0)):
+            facts = {"runtime_run_id": f"run {at}", "collector_attempt_id": f"attempt {at}"}
+            single = {"measurement_policy": "dynamo_native_single_sample_v1", "measurement_repeats": 1}
+            launches.append(str(write_pair(tmp_path / str(at), [decode(1, 64, latency_ms, **facts, **single)])))
+        target = str(tmp_path / "t.parquet")
+        assert result_of("table", "median", target, *launches)["num_rows"] == 1
+        assert pq.read_table(target).column("latency_ms").to_pylist() == [4.0]
+        assert "a median is made of 3 launches, found 2" in rejection_of(
+            "table", "median", target, *launches[:2], code=1
+        )
 
     def test_a_faulty_pair_is_one_message(self, pair):
         Path(pair.replace(".parquet", ".metadata.json")).unlink()

@@ -1,5 +1,9 @@
 """Axes, splits and feasibility of the measured grid (collector.md sections 1.4, 5.2 and 12)."""
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
 from fpmsdk.collect.grid import (
@@ -20,6 +24,8 @@ from fpmsdk.collect.grid import (
 )
 from fpmsdk.collect.sampling import prefill_sampling
 from fpmsdk.errors import OnboardError
+
+VECTORS = Path(__file__).parents[1] / "vectors"
 
 
 @pytest.mark.parametrize(
@@ -207,8 +213,47 @@ def test_every_eager_shape_is_run_once_before_it_is_measured():
 
 def test_reasons_say_on_which_side_of_a_capture_a_point_lies():
     reasons = {point.batch_size: point.reasons[0] for point in decode_points(LIMITS, Samples())}
-    assert reasons == {1: "capture", 2: "capture", 3: "post_capture", 4: "capture", 5: "post_capture", 8: "eager_tail"}
+    assert reasons == {
+        1: "capture",
+        2: "capture",
+        3: "post_capture",
+        4: "capture",
+        5: "post_capture",
+        8: "engine_limit",
+    }
 
 
 def test_the_smallest_capture_that_holds_a_pass_is_used():
     assert [capture_of(tokens, (4, 8)) for tokens in (1, 4, 5, 8, 9)] == [4, 4, 8, 8, None]
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_grid_is_the_one_that_a_real_engine_measured(phase):
+    """Recorded: vLLM 0.31.0 on CPUs with the benchmark scheduler of Dynamo 1.6.1, in the order in which it ran."""
+    recorded = json.loads(gzip.decompress((VECTORS / "collect_grid_vllm_cpu.json.gz").read_bytes()))[phase]
+    found, asked = recorded["limits"], recorded["samples"]
+    limits = EngineLimits(
+        max_model_len=found["max_model_len"],
+        max_num_batched_tokens=found["max_num_scheduled_tokens"],
+        max_num_seqs=found["max_num_running_reqs"],
+        block_size=found["block_size"],
+        usable_blocks=recorded["usable_blocks"],
+    )
+    samples = Samples(
+        prefill_new_tokens=asked["prefill_max_new_token_samples"],
+        prefill_kv_tokens=asked["prefill_max_kv_read_token_samples"],
+        prefix_batches=asked["prefix_max_batch_size_samples"],
+        decode_kv_tokens=asked["decode_max_kv_read_token_samples"],
+        decode_batches=asked["decode_max_batch_size_samples"],
+    )
+    points = (
+        decode_points(limits, samples) if phase == "decode" else prefill_points(limits, samples, prefix_caching=True)
+    )
+    stamps = {"kvwarm_fake_fallback", "prefill_real_seed"}
+    assert [
+        [point.batch_size, point.total_prefill_tokens, point.total_kv_read_tokens, list(point.reasons)]
+        for point in points
+    ] == [
+        [batch, tokens, kv_tokens, [reason for reason in reasons if reason not in stamps]]
+        for batch, tokens, kv_tokens, reasons in recorded["points"]
+    ]

@@ -1,6 +1,8 @@
+import errno
 import hashlib
 import json
 import statistics
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -488,3 +490,34 @@ def test_expected_markers_are_compared_with_what_the_engine_resolved(tmp_path):
         rows()
     resolved.write_text('{"parallel": {"enable_eplb": true}}')
     assert len(rows()) == 162
+
+
+def test_a_full_disk_leaves_the_pair_as_it_was(tmp_path, launches, published, monkeypatch):
+    before = files(published)
+    rows = {
+        DECODE.cell_id: [row | {"cell_id": "fpm-other", "model_path": "other"} for row in launches[1][DECODE.cell_id]]
+    }
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        publish_cells(PLAN, rows, systems_data=tmp_path / "data")
+    left = {path.name for path in published.parquet.parent.iterdir()}
+    assert files(published) == before
+    assert left == {published.parquet.name, published.sidecar.name, ".fpm_forward_perf.lock"}
+
+
+def test_two_publishers_at_once_both_publish(tmp_path, launches):
+    def publishes(cell):
+        publish_cells(PLAN, {cell.cell_id: launches[1][cell.cell_id]}, systems_data=tmp_path)
+
+    threads = [threading.Thread(target=publishes, args=(cell,)) for cell in PLAN.cells]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    folder = tmp_path / "h200_sxm" / "vllm" / "0.31.0"
+    commit = validate_commit(PLAN, folder / "fpm_forward_perf.parquet", folder / "fpm_forward_perf.metadata.json")
+    assert commit.cell_rows == GOLDEN["1"]["cell_rows"]

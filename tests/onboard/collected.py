@@ -42,7 +42,7 @@ def checkpoint(place):
     return folder
 
 
-def request_of(model, *, role=None, memory=BYTES):
+def request_of(model, *, role=None, memory=BYTES, version=VERSION):
     """A request with the profile of one worker; `memory` is what is declared of it."""
     resources = {
         "cache_layout": "linear",
@@ -54,7 +54,7 @@ def request_of(model, *, role=None, memory=BYTES):
     deployment = {
         "system": "h200_sxm",
         "backend": "vllm",
-        "backend_version": VERSION,
+        "backend_version": version,
         "tp": 1,
         "dp": 1,
         "moe_tp": 1,
@@ -85,7 +85,7 @@ def request_of(model, *, role=None, memory=BYTES):
             "model_kind": "dense",
             "gpu": "h200_sxm",
             "interconnect": "nvswitch",
-            "framework_version": VERSION,
+            "framework_version": version,
         },
         "workload": {"input_tokens": 16, "output_tokens": 4, "request_count": 1},
         "search": {"context_length": 128},

@@ -84,7 +84,7 @@ def test_rejected_requests_exit_with_2_and_write_nothing(saved, tmp_path):
             (tmp_path / "request.yaml").write_text(yaml.safe_dump(document))
         return rejection_of("onboard", "plan", "--config", path, "--output-dir", str(folder), *options)
 
-    assert "no packaged system description" in rejected(name="plain dense TP2", identity={"gpu": "z100"})
+    assert "no description of system" in rejected(name="plain dense TP2", identity={"gpu": "z100"})
     assert "search.max_candidates" in rejected(edit=lambda document: document["search"].update(max_candidates=3))
     for label in ("../outside", "a/b", "a\\b", ".", "..", "two words"):
         rejected(edit=lambda document, label=label: document["identity"].update(framework_version=label))

@@ -1,5 +1,6 @@
 """The folder of a plan: what may be written into it, what it is compared with, and what interruptions leave."""
 
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from fpmsdk.errors import EvidenceError, OnboardError
 from fpmsdk.onboard import plan as planning
 from fpmsdk.onboard.plan import create_plan, plan_lock
 from fpmsdk.onboard.plan_check import check_plan
+from fpmsdk.onboard.request import load_request
 
 
 def environment():
@@ -88,6 +90,27 @@ def test_another_example_is_refreshed_and_keeps_the_collection(planned, folder):
     # Either example is a view of the same collection.
     check_plan(request, folder)
     check_plan(planned, folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "legacy without a profile",
+        "declared linear",
+        "declared linear aggregated with one graph policy",
+        "prefill DEP4",
+        "decode TEP4 with graphs",
+        "no version",
+    ],
+)
+def test_a_saved_plan_of_any_role_goes_on_with_the_same_bytes(request_of, folder, name):
+    create_plan(request_of(name), folder)
+    before = content(folder)
+    # What was saved is the request now, as in a session that goes on.
+    saved = load_request(folder / "request.yaml")
+    create_plan(saved, folder, overwrite=True)
+    check_plan(saved, folder)
+    assert content(folder) == before
 
 
 def test_another_collection_is_refused(planned, folder):
@@ -216,6 +239,10 @@ def test_two_processes_do_not_plan_in_one_folder(planned, folder):
         pass
 
 
+# The order in which a first plan is written.
+GENERATED_IN_ORDER = {0: "request.yaml", 3: "fpm-model-profile.json", 6: "support-plan.json"}
+
+
 class Killed(BaseException):
     """What stands for SIGKILL: nothing after it runs in the writer."""
 
@@ -268,6 +295,23 @@ def test_a_refresh_that_was_killed_is_completed(planned, folder, monkeypatch, wr
     assert b"input_tokens: 77" in (folder / "predict" / "pilot.yaml").read_bytes()
 
 
+@pytest.mark.parametrize("write", [0, 3, 6])
+def test_a_full_disk_names_the_file_and_is_completed_later(request_of, folder, monkeypatch, write):
+    count, real = iter(range(100)), os.fsync
+
+    def full(descriptor):
+        if next(count) == write:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(planning.os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device.*{GENERATED_IN_ORDER[write]}"):
+        create_plan(request_of(), folder)
+    assert not list(folder.rglob(".fpmsdk-*"))
+    create_plan(request_of(), folder, overwrite=True)
+    check_plan(request_of(), folder)
+
+
 def test_a_completion_compares_what_is_there(request_of, folder, monkeypatch):
     request = request_of()
     killed_at(monkeypatch, 5, request, folder, overwrite=False)
@@ -301,6 +345,63 @@ def test_a_real_kill_between_writes_leaves_what_the_next_plan_completes(request_
     assert ended.returncode == -signal.SIGKILL and not (folder / "support-plan.json").exists()
     create_plan(request, folder, overwrite=True)
     check_plan(request, folder)
+
+
+def finalized(request, manifest, quality=None):
+    """The request of a finalisation with this manifest."""
+    profile = request.fpm_profile.model_dump(mode="json")
+    if quality is not None:
+        manifest = manifest | {"collection_quality": quality}
+        profile["provenance"] = json.dumps({"collection_quality": quality})
+    profile["deployments"][0]["resources"]["runtime_memory"]["provenance"] = json.dumps(manifest)
+    return request.replaced({"fpm_profile": profile})
+
+
+@pytest.fixture
+def manifest(folder):
+    """A finalisation whose pair is in the plan folder."""
+    paths = ["systems/data/h200_sxm/vllm/0.27.0/table.parquet", "systems/data/h200_sxm/vllm/0.27.0/table.json"]
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(b"rows")
+    digest = "bc51e9e65d79e1c90ba544ab2eae1044ccdf8c1af7a559ba375cba4276f7d99e"
+    return {
+        "schema_version": "aisimulate-onboarding-finalization/v1",
+        "formal_data": [{"relative_path": path, "sha256": digest} for path in paths],
+    }
+
+
+def planned_beside_data(request, folder):
+    """Plan where the pair of a finalisation is already."""
+    data = folder.with_name("data")
+    (folder / "systems" / "data").rename(data)
+    (folder / "systems").rmdir()
+    create_plan(request, folder)
+    (folder / "systems" / "data").rmdir()
+    data.rename(folder / "systems" / "data")
+
+
+UNASSESSED = {"status": "not_assessed", "accuracy": "not_assessed"}
+
+
+@pytest.mark.parametrize("quality", [None, UNASSESSED])
+def test_a_finalisation_without_an_assessment_is_used(request_of, folder, manifest, quality):
+    request = finalized(request_of("runtime linear"), manifest, quality)
+    planned_beside_data(request, folder)
+    check_plan(request, folder)
+
+
+def test_a_quality_marker_is_recomputed_without_a_probe(request_of, folder, manifest):
+    request = finalized(request_of("runtime linear"), manifest, {"status": "passed", "accuracy": "not_assessed"})
+    planned_beside_data(request, folder)
+    with pytest.raises(EvidenceError, match="collection_quality: is not what its evidence gives now"):
+        check_plan(request, folder)
+
+
+def test_a_marker_that_the_profile_does_not_have_is_refused(request_of, folder, manifest):
+    request = finalized(request_of("runtime linear"), manifest | {"collection_quality": {"status": "passed"}})
+    with pytest.raises(OnboardError, match="collection_quality differs from that of the finalisation"):
+        create_plan(request, folder)
 
 
 def test_finalised_data_are_compared_with_their_digests(request_of, folder):

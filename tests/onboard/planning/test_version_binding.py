@@ -323,5 +323,7 @@ def test_a_local_collection_needs_an_engine():
         detect_versions(CollectionDeployment(executor="local"))
 
 
-def test_the_synthetic_engine_is_always_the_same():
-    assert detect_versions(CollectionDeployment(executor="fake")).document() == {"backend_version": "0.27.0"}
+def test_the_fake_engine_has_the_version_that_it_is_told_to_report():
+    fake = CollectionDeployment(executor="fake")
+    assert detect_versions(fake, environment={}).document() == {"backend_version": "0.27.0"}
+    assert detect_versions(fake, environment={"FPMSDK_FAKE_VERSION": "0.31.0"}).backend_version == "0.31.0"

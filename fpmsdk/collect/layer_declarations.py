@@ -1,54 +1,14 @@
-"""Signs in `config.json` of a cache layout that it cannot describe, so that only a running engine can.
+"""Lists of layers in `config.json` that contradict its number of layers.
 
 Source: onboarding.md section 3.1, item 7.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from fpmsdk.errors import OnboardError
-
-_RECURRENT_FIELDS = (
-    "ssm_cfg",
-    "mamba_d_state",
-    "linear_conv_kernel_dim",
-    "linear_attn_config",
-    "ssm_state_size",
-    "mamba_num_heads",
-)
-_RECURRENT_NAMES = ("mamba", "jamba", "rwkv")
-_SPARSE = ("GlmMoeDsaForCausalLM", "DeepseekV32ForCausalLM")
-_FULL_ATTENTION = 1
-
-
-def cache_layout_markers(config: Mapping[str, Any], architecture: str | None) -> tuple[str, ...]:
-    """The signs, sorted; empty when the configuration describes its cache. Malformed lists are no signs.
-
-    Parameters
-    ----------
-    config: the part of the configuration that describes the decoder.
-    architecture: its architecture.
-
-    Example
-    -------
-    >>> cache_layout_markers({"layer_types": ["full_attention", "linear_attention", "linear_attention"]}, "X")
-    ('layer_types linear_attention x2',)
-    """
-    known = {"full_attention", "sliding_attention"}
-    if architecture in _SPARSE:
-        known.add("deepseek_sparse_attention")
-    types, kinds = config.get("layer_types"), config.get("attn_type_list")
-    names = [name for name in types if isinstance(name, str) and name.strip()] if isinstance(types, list) else []
-    numbers = [number for number in kinds if type(number) is int] if isinstance(kinds, list) else []
-    signs = [f"layer_types {name} x{count}" for name, count in Counter(names).items() if name not in known]
-    signs += [f"attn_type_list {kind} x{count}" for kind, count in Counter(numbers).items() if kind != _FULL_ATTENTION]
-    signs += [f"recurrent-state field {name}" for name in _RECURRENT_FIELDS if config.get(name) is not None]
-    if any(name in (architecture or "").lower() for name in _RECURRENT_NAMES):
-        signs.append(f"recurrent architecture {architecture}")
-    return tuple(sorted(signs))
 
 
 def check_layer_declarations(config: Mapping[str, Any], *, has_markers: bool = False) -> None:
