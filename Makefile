@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
+.PHONY: demo test journey-fast fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,6 +18,10 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest tests fpmsdk -m 'not slow and not peer_data and not planner'
+
+# Onboarding from a model's config.json to a prediction: every stage and command, with an engine that is made up.
+journey-fast: $(VENV)/.ready
+	$(BIN)/python -m tests.onboard.journey
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

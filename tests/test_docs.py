@@ -43,6 +43,7 @@ GUIDES = [
     "whole-forward.md",
     "collection.md",
     "telemetry.md",
+    "onboarding.md",
 ]
 
 

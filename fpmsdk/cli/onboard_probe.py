@@ -1,7 +1,7 @@
 """`fpmsdk onboard probe-runtime`: observe the cache of an engine before its geometry is known."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,6 +75,17 @@ def probe_runtime(
         detect_version=lambda where: detect_versions(where).backend_version,
         resume=resume,
     )
+    for configuration_report in result["configurations"].values():
+        _warn_of_graphs(configuration_report.get("launch"))
     typer.echo(pretty_bytes(result).decode(), nl=False)
     if result["status"] not in ("preview", "completed"):
         raise typer.Exit(NEGATIVE_RESULT)
+
+
+def _warn_of_graphs(launch: dict[str, Any] | None) -> None:
+    from fpmsdk.onboard.graph_advisory import graph_advisory
+
+    if launch is not None:
+        policy = launch["collection"]["prefill_cudagraph_policy"]
+        if (advisory := graph_advisory(launch.get("worker_type"), policy)) is not None:
+            typer.echo(advisory, err=True)

@@ -199,6 +199,7 @@ def readiness(selected: Selected, call: CollectionCall) -> dict[str, Any]:
 
 def warn_of_graphs(request: SupportRequest, words: list[str], notice: Notice) -> None:
     """Tell of captures that only one of two phases gets."""
-    advisory = graph_advisory(request, enforce_eager="--fpm-enforce-eager" in words)
+    policy = request.collection.prefill_cudagraph_policy
+    advisory = graph_advisory(request.worker_type, policy, enforce_eager="--fpm-enforce-eager" in words)
     if advisory is not None:
         notice(advisory)

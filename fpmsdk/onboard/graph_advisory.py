@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from fpmsdk.onboard.request import SupportRequest
 
+def graph_advisory(worker_type: str | None, policy: str, *, enforce_eager: bool = False) -> str | None:
+    """The warning for a launch without a role whose explicit captures reach prefill alone; None where none is due.
 
-def graph_advisory(request: SupportRequest, *, enforce_eager: bool = False) -> str | None:
-    """The warning for a request without a role whose explicit captures reach prefill alone; None where none is due.
-
-    A request with a role says which phases its settings are for, and the runtime's own captures are those of both.
+    A launch with a role says which phases its settings are for, and the runtime's own captures are those of both.
 
     Parameters
     ----------
+    worker_type: the serving role, None for both phases of older requests.
+    policy: `prefill_cudagraph_policy`.
     enforce_eager: whether the engine captures nothing at all.
+
+    >>> graph_advisory(None, "runtime"), graph_advisory("prefill", "explicit")
+    (None, None)
     """
-    if request.worker_type is not None or request.collection.prefill_cudagraph_policy != "explicit" or enforce_eager:
+    if worker_type is not None or policy != "explicit" or enforce_eager:
         return None
     return (
         "warning: prefill_cudagraph_policy explicit sets the captured graphs of prefill only, decode keeps those of "

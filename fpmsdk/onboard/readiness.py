@@ -18,6 +18,7 @@ from fpmsdk.documents.evidence import file_evidence
 from fpmsdk.errors import CollectionError, OnboardError
 from fpmsdk.onboard.provenance import probe_manifest
 from fpmsdk.onboard.readiness_cell import cell_report
+from fpmsdk.onboard.readiness_memory import selected_memory
 from fpmsdk.onboard.request import SupportRequest
 
 REPORT_FILE = "fpm-readiness.json"
@@ -66,8 +67,10 @@ def assess_readiness(
             report["errors"].append(str(fault))
             blockers.append(f"{kind}: {fault}")
     blockers += _selection_blockers(request, selected, expected_plan)
+    compatibility = None
     if needs_memory:
-        blockers.append("runtime memory: the observations of the campaign are not compared with the probe")
+        compatibility, unmet = selected_memory(request, campaigns, list(selected.values()))
+        blockers += unmet
     ready = bool(selected) and not blockers and all(cell["status"] == "ready" for cell in selected.values())
     return {
         "status": "ready" if ready else "blocked" if campaigns else "incomplete",
@@ -77,7 +80,7 @@ def assess_readiness(
         "blockers": blockers,
         "selected_cells": list(selected.values()),
         "campaigns": campaigns,
-        "runtime_compatibility": None,
+        "runtime_compatibility": compatibility,
     }
 
 

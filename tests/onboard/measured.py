@@ -85,13 +85,13 @@ class _Replay:
         pass
 
 
-def request_of(model, role=None, version=VERSION, runtime=None):
+def request_of(model, role=None, version=VERSION, runtime=None, context=2048, tokens=512, sequences=16):
     """The request of the recorded model; `runtime` is the engine version that was seen in its image."""
     resources = {
         "cache_layout": "linear",
         "kv_bytes_per_token": 4096,
-        "max_num_tokens": 512,
-        "max_batch_size": 16,
+        "max_num_tokens": tokens,
+        "max_batch_size": sequences,
         "provenance": "by hand",
     }
     deployment = {
@@ -123,14 +123,14 @@ def request_of(model, role=None, version=VERSION, runtime=None):
                 **({} if runtime is None else {"runtime_framework_version": runtime}),
             },
             "workload": {"input_tokens": 16, "output_tokens": 4, "request_count": 1},
-            "search": {"context_length": 2048},
+            "search": {"context_length": context},
             "collection": {"prefill_cudagraph_policy": "runtime", "gpu_memory_utilization": 0.9},
             "fpm_profile": {
                 "schema_version": 1,
                 "model": str(model),
                 "model_revision": REVISION,
                 "architecture": "Qwen3ForCausalLM",
-                "context_length": 2048,
+                "context_length": context,
                 "num_experts": 0,
                 "provenance": "by hand",
                 "deployments": [deployment | role_of],
@@ -141,16 +141,16 @@ def request_of(model, role=None, version=VERSION, runtime=None):
     )
 
 
-def measured(place, role=None, points=None, executor=None, deployment=None, **versions):
+def measured(place, role=None, points=None, executor=None, deployment=None, **settings):
     """The plan folder of a request with its published collection, and the file of the request.
 
-    The installed systems must describe `h200_sxm`; see `tests.onboard.collected.systems`. `versions` are those of
+    The installed systems must describe `h200_sxm`; see `tests.onboard.collected.systems`. `settings` are those of
     `request_of`.
     """
     model = place / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
-    request = request_of(model, role, **versions)
+    request = request_of(model, role, **settings)
     file, folder = place / "request.yaml", place / "collection"
     file.write_bytes(request.yaml_bytes())
     create_plan(request, folder)
@@ -168,9 +168,16 @@ def measured(place, role=None, points=None, executor=None, deployment=None, **ve
     return folder, file
 
 
-def faked(place, **options):
-    """As `measured`, by the fake engine as a release whose evidence is audited."""
-    fake = CollectionDeployment(executor="fake")
+def faked(place, role=None):
+    """As `measured`, a small one by the fake engine, as a release whose evidence is audited."""
     return measured(
-        place, executor=executor_factory("fake"), deployment=fake, version="0.28.0", runtime="0.28.0", **options
+        place,
+        role,
+        executor=executor_factory("fake"),
+        deployment=CollectionDeployment(executor="fake"),
+        version="0.28.0",
+        runtime="0.28.0",
+        context=128,
+        tokens=32,
+        sequences=2,
     )

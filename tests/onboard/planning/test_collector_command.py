@@ -48,7 +48,11 @@ TAILS = {
     ),
     # Executors that the peer does not have.
     "local": ({"executor": "local"}, {}, "--fpm-executor local --plan-only"),
-    "fake": ({"executor": "fake"}, {"smoke": True}, "--fpm-executor fake --plan-only --smoke"),
+    "fake": (
+        {"executor": "fake", "image": "i:1"},
+        {"smoke": True},
+        "--fpm-executor fake --generator-set 'K8sConfig.k8s_image=\"i:1\"' --plan-only --smoke",
+    ),
 }
 
 
@@ -109,25 +113,17 @@ def test_the_commands_of_an_imported_profile_name_its_deployment_and_finalize(re
 
 
 @pytest.mark.parametrize(
-    ("name", "eager", "warns"),
+    ("role", "policy", "eager", "warns"),
     [
-        ("explicit captures and sm", False, True),
-        ("legacy without a profile", False, True),
-        ("explicit captures and sm", True, False),
-        ("declared linear", False, False),
+        (None, "explicit", False, True),
+        (None, "explicit", True, False),
+        (None, "runtime", False, False),
+        ("aggregated", "explicit", False, False),
+        ("decode", "explicit", False, False),
     ],
 )
-def test_explicit_captures_without_a_role_warn_unless_eager(request_of, name, eager, warns):
-    assert (graph_advisory(request_of(name), enforce_eager=eager) is not None) == warns
-
-
-def test_an_explicit_role_suppresses_the_warning(request_of):
-    profile = request_of().fpm_profile.model_dump(mode="json")
-    profile["deployments"][0]["worker_type"] = "aggregated"
-    request = request_of(
-        worker_type="aggregated", collection={"prefill_cudagraph_policy": "explicit"}, fpm_profile=profile
-    )
-    assert graph_advisory(request) is None
+def test_explicit_captures_without_a_role_warn_unless_eager(role, policy, eager, warns):
+    assert (graph_advisory(role, policy, enforce_eager=eager) is not None) == warns
 
 
 # --- earlier outputs ---
