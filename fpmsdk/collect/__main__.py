@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    0; 1 when the campaign has errors, which are printed as JSON; 2 when its input is wrong.
+    0; 1 when the campaign has errors, which are printed as JSON; 2 when its input is wrong; 130 when interrupted.
     """
     try:
         options = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -52,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FpmSdkError, OSError) as fault:
         print(fault, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; the running cell was cleaned up, and --resume continues the campaign", file=sys.stderr)
+        return 130
     if outcome.errors:
         print(json.dumps(outcome.errors, indent=2, sort_keys=True), file=sys.stderr)
         return 1

@@ -16,6 +16,7 @@ from fpmsdk.collect.memory import resolve_memory
 from fpmsdk.collect.runtime_settings import LaunchedSettings
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.errors import EvidenceError
+from fpmsdk.onboard.bindings import checkpoint_observations
 from fpmsdk.onboard.collection_source import CollectionSource
 from fpmsdk.onboard.finalize_revision import verify_revision
 from fpmsdk.onboard.graph_settings import reviewed_graphs
@@ -96,12 +97,11 @@ def _cell_memory(request: SupportRequest, source: CollectionSource, cell: Cell) 
 
 
 def _observation_index(source: CollectionSource, checkpoint: Mapping[str, Any]) -> Path:
-    value = checkpoint.get("runtime_observations")
-    index = Path(value) if isinstance(value, str) else source.folder
-    if index != index.resolve() or source.folder not in index.parents:
+    index = checkpoint_observations(source.checkpoint, checkpoint)
+    if source.folder not in index.parents:
         raise EvidenceError(
             f"{source.checkpoint}: runtime_observations: must be a file of the collection in {source.folder}, found "
-            f"{value!r}",
+            f"{index}",
             str(source.checkpoint),
         )
     return index

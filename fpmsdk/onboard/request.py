@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
+from fpmsdk.collect.topology import Topology
 from fpmsdk.config.profile import DeploymentProfile, FpmModelProfile, Resources
 from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.documents.canonical import digest
 from fpmsdk.documents.strict import StrictDocument, checked
 from fpmsdk.errors import OnboardError
+from fpmsdk.onboard.choices import WorkerType
 from fpmsdk.onboard.request_sections import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_NUM_TOKENS,
@@ -28,7 +30,6 @@ from fpmsdk.onboard.request_sections import (
     ExampleWorkload,
     RequestIdentity,
     SearchSection,
-    WorkerType,
 )
 from fpmsdk.onboard.yaml_files import read_mapping, write_yaml
 
@@ -173,6 +174,12 @@ class SupportRequest(StrictDocument):
             "moe_tensor": moe_tensor,
             "moe_expert": expert,
         }
+
+    @property
+    def topology(self) -> Topology:
+        """The topology as the collector's plans state it."""
+        tensor, data, moe_tensor, expert = self.topology_sizes()
+        return Topology(tp=tensor, dp=data, moe_tp=moe_tensor, moe_ep=expert)
 
     @property
     def worker_gpus(self) -> int:

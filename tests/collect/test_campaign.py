@@ -501,7 +501,8 @@ def child(tmp_path, plan, faults):
         from fpmsdk.collect.local_executor import LocalExecutor
         from fpmsdk.collect.plan import CollectionPlan
         folder = Path({str(tmp_path)!r})
-        run_campaign(CollectionPlan.read(folder / "plan.json"), executor=lambda cell: LocalExecutor(cell, faults={faults!r}),
+        run_campaign(CollectionPlan.read(folder / "plan.json"),
+                     executor=lambda cell: LocalExecutor(cell, faults={faults!r}),
                      artifact_root=folder / "artifacts", checkpoint_dir=folder / "checkpoint",
                      database_root=folder / "data")
     """

@@ -238,3 +238,28 @@ def test_a_probe_warns_of_explicit_captures_too(session, tmp_path, policy, warns
     )
     assert ran.exit_code == 0, ran.output
     assert ("captured graphs of prefill only" in ran.stderr) == warns
+
+
+def test_a_probed_model_is_collected_under_its_accepted_profile(session, tmp_path, monkeypatch):
+    """Probe, import, acceptance and a smoke run with the fake engine and its observers."""
+    monkeypatch.setenv("FPM_COLLECTOR_SOURCE_REVISION", "0" * 40)
+    label = {"draft_request": {"fpm_profile": None}, "inputs": {"collection_deployment": None}}
+    save_checkpoint(
+        session, expected_revision=load_checkpoint(session).revision, patch={"configurations": {LABEL: label}}
+    )
+    probed = tmp_path / "probed"
+    ran = run(
+        *("onboard", "probe-runtime", "--checkpoint", str(session), "--output-dir", str(probed), "--execute"),
+        *("--instrumentation", str(tmp_path / "bundle" / "manifest.json"), "--executor", "fake"),
+        *("--image", "registry/engine:1"),
+    )
+    assert ran.exit_code == 0, ran.output
+    report = import_observations(session, probed / "observations.json", tmp_path / "imported")
+    assert report["status"] == "complete", report["configurations"][LABEL]["diagnostics"]
+    accept(session)
+    request, folder = request_of(session), tmp_path / "plan"
+    create_plan(request, folder)
+    collect = ("onboard", "collect-fpm", "-c", str(folder / "request.yaml"), "--output-dir", str(folder), "--execute")
+    smoke = json.loads(run(*collect, "--smoke").stdout)
+    assert smoke["collector_exit_status"] == 0, smoke["blockers"]
+    assert len(list(folder.glob("fpm-artifacts/*/smoke/runtime-observations.json"))) == 1
