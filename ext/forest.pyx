@@ -4,6 +4,7 @@
 from libc.math cimport INFINITY, NAN, exp, isfinite, isnan
 from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t
 from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
 
 cimport numpy as cnp
 
@@ -139,6 +140,25 @@ cdef class Forest:
             self.num_trees = 0
             raise ValueError("the nodes do not form trees: an index is out of range, or a node has two parents")
         return 0
+
+    cdef Forest copied(self):
+        cdef Forest copy = Forest.__new__(Forest)
+        cdef Py_ssize_t groups = self.num_trees // TREES_AT_ONCE + self.num_trees // CHUNK + 2
+        copy.nodes = <ForestNode*>malloc((self.num_nodes + 1) * sizeof(ForestNode))
+        copy.value = <double*>malloc((self.num_nodes + 1) * sizeof(double))
+        copy.root = <int32_t*>malloc((self.num_trees + 1) * sizeof(int32_t))
+        copy.order = <int32_t*>malloc((self.num_trees + 1) * sizeof(int32_t))
+        copy.steps = <int32_t*>malloc(groups * sizeof(int32_t))
+        if copy.nodes == NULL or copy.value == NULL or copy.root == NULL or copy.order == NULL or copy.steps == NULL:
+            raise MemoryError
+        copy.baseline, copy.log_target = self.baseline, self.log_target
+        copy.num_trees, copy.num_nodes, copy.num_features = self.num_trees, self.num_nodes, self.num_features
+        memcpy(copy.nodes, self.nodes, self.num_nodes * sizeof(ForestNode))
+        memcpy(copy.value, self.value, self.num_nodes * sizeof(double))
+        memcpy(copy.root, self.root, self.num_trees * sizeof(int32_t))
+        memcpy(copy.order, self.order, self.num_trees * sizeof(int32_t))
+        memcpy(copy.steps, self.steps, groups * sizeof(int32_t))
+        return copy
 
     cdef void arrange(self, const int32_t* tree_depth) noexcept nogil:
         # Trees of a chunk in ascending depth, by counting insertion; a group takes the steps of its deepest tree.

@@ -100,7 +100,7 @@ cdef class OnlineLearner:
         for kind in range(NUM_KINDS):
             store = self.memory[kind]
             if store is not None and store.batches() != self.published_batches[kind]:
-                forests[kind] = store.published(self.log_target)
+                forests[kind] = store.published(self.log_target, forests[kind])
                 self.published_batches[kind] = store.batches()
         self.forests = tuple(forests)
         return self.forests

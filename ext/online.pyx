@@ -1,5 +1,5 @@
 # One store of the online learner (regression-and-learned.md sections 4.2 to 4.4): which rows count, how much, and when
-# they become a batch. What a batch does to the trees is `online_forest.pyx`.
+# they become a batch. What a batch does to the trees is `online_trees.pyx` and `online_forest.pyx`.
 
 from libc.float cimport DBL_MAX
 from libc.math cimport fabs, isnan
@@ -9,14 +9,15 @@ cimport cython
 cimport numpy as cnp
 
 from fpmsdk._ext.forest cimport MAX_FEATURES, Forest
-from fpmsdk._ext.online_forest cimport Node, OnlineForest
+from fpmsdk._ext.online_trees cimport Leaf, Node, OnlineTrees
 
 import itertools
 
 import numpy as np
 
-from fpmsdk._ext.online_forest import NODE_TYPES
 from fpmsdk._ext.online_forest import OnlineForest as _OnlineForest
+from fpmsdk._ext.online_trees import NODE_TYPES
+from fpmsdk._ext.online_trees import OnlineTrees as _OnlineTrees
 from fpmsdk._ext.sampler import wrong_state
 
 cnp.import_array()
@@ -108,8 +109,10 @@ cdef class OnlineStore:
         cdef int64_t rows, recent
         baseline, learning_rate, l2 = (float(number) for number in saved["rates"])
         min_samples_leaf, max_depth = (int(number) for number in saved["limits"])
-        self.forest = _OnlineForest(
-            saved["columns"], saved["column_of"], saved["num_bins"], saved["group_rows"], saved["group_sum"],
+        # As the trees read it, so that they need no copy.
+        group_rows = saved["group_rows"].astype(np.uint32)
+        self.forest = (_OnlineForest if controls["update_mode"] == "structural" else _OnlineTrees)(
+            saved["columns"], saved["column_of"], saved["num_bins"], group_rows, saved["group_sum"],
             saved["tree_slots"], saved["tree_nodes"], {name: saved[name] for name in NODE_TYPES},
             controls | {
                 "baseline": baseline, "learning_rate": learning_rate, "l2_regularization": l2,
@@ -118,6 +121,7 @@ cdef class OnlineStore:
         )
         changing = {*NODE_TYPES, "tree_nodes", "row_ids", "stamps", "targets", "codes", "gradients", "clock"}
         self.constants = {name: array for name, array in saved.items() if name not in changing}
+        self.constants["group_rows"] = group_rows
         self.num_features = self.forest.num_features
         self.num_trees = self.forest.num_trees
         self.thresholds = <const double*>cnp.PyArray_DATA(self.constants["thresholds"])
@@ -136,10 +140,10 @@ cdef class OnlineStore:
         self.head = 0
         self.capacity = 0
         self.make_ring(max(rows, 1))
-        ids, stamps, targets, codes, gradients = self.ring[:5]
+        ids, stamps, targets, codes, gradients, listed = self.ring
         ids[:rows], stamps[:rows], targets[:rows] = saved["row_ids"], saved["stamps"], saved["targets"]
         codes[:rows], gradients[:recent] = saved["codes"], saved["gradients"]
-        self.forest.count_recent(self.listed, recent)
+        self.forest.begin(self.listed, recent)
 
     cdef int make_ring(self, int64_t capacity) except -1:
         # A ring of so many slots with the rows at its start.
@@ -148,7 +152,7 @@ cdef class OnlineStore:
         self.ring = [
             np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(capacity),
             np.zeros((capacity, self.num_features), np.uint8), np.zeros((capacity, self.num_trees)),
-            np.zeros((capacity, self.num_trees)), np.arange(capacity, dtype=np.int32),
+            np.arange(capacity, dtype=np.int32),
         ]
         if self.capacity:
             slots = (self.head + np.arange(rows)) % self.capacity
@@ -165,18 +169,14 @@ cdef class OnlineStore:
         self.targets = <double*>cnp.PyArray_DATA(self.ring[2])
         self.codes = <uint8_t*>cnp.PyArray_DATA(self.ring[3])
         self.gradients = <double*>cnp.PyArray_DATA(self.ring[4])
-        self.new_gradients = <double*>cnp.PyArray_DATA(self.ring[5])
-        self.listed = <int32_t*>cnp.PyArray_DATA(self.ring[6])
-        self.forest.bind_ring(self.codes, self.targets, self.gradients, self.new_gradients, self.capacity)
+        self.listed = <int32_t*>cnp.PyArray_DATA(self.ring[5])
+        self.forest.bind_ring(self.codes, self.targets, self.gradients, self.capacity)
         return 0
 
     cdef int reserve(self, int64_t num_observations) except -1:
         # Room for so many further rows; batches keep them below the window and one batch.
         cdef int64_t rows = self.clock[RECENT] + self.clock[PENDING], most = self.window + self.update_every
         cdef int64_t wanted = min(rows + num_observations, most)
-        if self.exchanged:
-            self.ring[4], self.ring[5] = self.ring[5], self.ring[4]
-            self.exchanged = False
         if wanted > self.capacity:
             self.make_ring(max(wanted, min(2 * self.capacity, most)))
         return 0
@@ -236,7 +236,6 @@ cdef class OnlineStore:
         cdef int64_t recent = self.clock[RECENT], total = recent + self.clock[PENDING], leaving, stay, i
         cdef double history_weight, recent_weight
         cdef bint lazy, done = False, must_rebuild = False
-        cdef double* kept
         leaving = max(0, total - self.window)
         while leaving < total and self.stamps[(self.head + leaving) % self.capacity] <= now - self.max_age:
             leaving += 1
@@ -252,12 +251,8 @@ cdef class OnlineStore:
                 self.listed + stay, recent - stay, self.listed + max(recent, leaving), total - max(recent, leaving),
                 self.listed, stay, &must_rebuild,
             )
-            if not done or must_rebuild:
-                self.forest.take_back(False)
         if not lazy or must_rebuild:
             done = self.forest.eager(self.listed + leaving, total - leaving)
-            if not done:
-                self.forest.take_back(self.forest.rebuilt > 0)
         self.clock[PENDING] = 0
         if not done:
             self.clock[UPDATE_FAILURES] += 1
@@ -266,11 +261,6 @@ cdef class OnlineStore:
             self.clock[LAZY_UPDATES] += 1
             self.clock[BATCHES_SINCE_EAGER] += 1
         else:
-            kept = self.gradients
-            self.gradients = self.new_gradients
-            self.new_gradients = kept
-            self.exchanged = not self.exchanged
-            self.forest.gradients, self.forest.new_gradients = self.gradients, self.new_gradients
             self.clock[EAGER_UPDATES] += 1
             self.clock[LAZY_FALLBACKS] += must_rebuild
             self.clock[BATCHES_SINCE_EAGER] = 0
@@ -280,9 +270,25 @@ cdef class OnlineStore:
         self.clock[EVICTED] += leaving
         self.head = (self.head + leaving) % self.capacity
 
-    cdef Forest published(self, bint log_target):
-        # The trees as they are now, for serving.
-        cdef OnlineForest forest = self.forest
+    cdef Forest published(self, bint log_target, Forest before):
+        # The trees as they are now, for serving; `before` are those of an earlier batch, None without any.
+        if before is None or self.forest.structural:
+            return self.published_anew(log_target)
+        return self.published_like(before)
+
+    cdef Forest published_like(self, Forest before):
+        # Only leaves have moved. Both list them level by level, tree after tree.
+        cdef Forest built = before.copied()
+        cdef const Leaf* leaf = self.forest.leaves
+        cdef int64_t place
+        for place in range(built.num_nodes):
+            if built.nodes[place].child == place:
+                built.value[place] = leaf.value
+                leaf += 1
+        return built
+
+    cdef Forest published_anew(self, bint log_target):
+        cdef OnlineTrees forest = self.forest
         cdef int64_t nodes = forest.num_nodes, t, slot, start, f
         cdef cnp.ndarray root = np.empty(self.num_trees, np.int32)
         cdef cnp.ndarray feature = np.zeros(nodes, np.int16)
@@ -305,7 +311,7 @@ cdef class OnlineStore:
             roots[t] = <int32_t>start
             for slot in range(start, forest.tree_start[t + 1]):
                 node = &forest.nodes[slot]
-                values[slot] = node.value
+                values[slot] = forest.leaves[node.right].value if node.left < 0 else 0.0
                 missing[slot] = node.missing_left != 0
                 lefts[slot] = rights[slot] = -1
                 if node.left >= 0:
@@ -345,22 +351,22 @@ cdef class OnlineStore:
         ------
         StateSnapshotError: recent derivatives of a leaf are not those of its rows, but for rounding.
         """
-        cdef int64_t t, slot, i, recent = self.clock[RECENT]
+        cdef int64_t t, place, i, recent = self.clock[RECENT]
         cdef int32_t row
-        cdef const Node* node
-        cdef double[::1] sums = np.zeros(self.forest.num_nodes)
-        cdef double[::1] sizes = np.zeros(self.forest.num_nodes)
+        cdef double found
+        cdef double[::1] sums = np.zeros(self.forest.num_leaves)
+        cdef double[::1] sizes = np.zeros(self.forest.num_leaves)
         for t in range(self.forest.first_mutable, self.num_trees):
             for i in range(recent):
                 row = self.listed[i]
-                slot = self.forest.tree_start[t] + self.forest.leaf_of(t, self.codes + row * self.num_features)
-                sums[slot] += self.gradients[row * self.num_trees + t]
-                sizes[slot] += fabs(self.gradients[row * self.num_trees + t])
-        for slot in range(self.forest.tree_start[self.forest.first_mutable], self.forest.num_nodes):
-            node = &self.forest.nodes[slot]
+                place = self.forest.leaf_of(t, self.codes + row * self.num_features) - self.forest.leaves
+                sums[place] += self.gradients[row * self.num_trees + t]
+                sizes[place] += fabs(self.gradients[row * self.num_trees + t])
+        for place in range(self.forest.leaf_start[self.forest.first_mutable], self.forest.num_leaves):
+            found = self.forest.leaves[place].recent_gradient
             # Rows that came and went leave rounding behind, relative to what they were.
-            if not fabs(node.recent_gradient - sums[slot]) <= 1e-6 * (1.0 + sizes[slot]):
-                raise wrong_state("recent_gradient", f"{sums[slot]!r}, but for rounding", repr(node.recent_gradient))
+            if not fabs(found - sums[place]) <= 1e-6 * (1.0 + sizes[place]):
+                raise wrong_state("recent_gradient", f"{sums[place]!r}, but for rounding", repr(found))
 
     def retained_row_ids(self):
         """Ids of the recent rows, oldest first; int64."""
@@ -368,9 +374,10 @@ cdef class OnlineStore:
         return self.ring[0][slots]
 
     def nbytes(self):
-        """Bytes of everything that the store holds, working memory included."""
-        own = [*self.ring, *self.constants.values()]
-        return sum(array.nbytes for array in own) + self.forest.nbytes()
+        """Bytes of everything that the store holds between batches, working memory included."""
+        # Trees read some constants where they are.
+        arrays = [*self.ring, *self.constants.values(), self.clock_array, *self.forest.arrays()]
+        return sum(array.nbytes for array in {id(array): array for array in arrays}.values())
 
     def limits(self):
         """Bin thresholds of each feature, float64."""
@@ -407,8 +414,9 @@ cdef class OnlineStore:
         self.reserve(0)
         slots = (self.head + np.arange(rows)) % self.capacity
         counts, nodes = self.forest.node_arrays()
-        ids, stamps, targets, codes, gradients = self.ring[:5]
+        ids, stamps, targets, codes, gradients, listed = self.ring
         return {name: array.copy() for name, array in self.constants.items()} | nodes | {
+            "group_rows": self.constants["group_rows"].astype(np.int64),
             "tree_nodes": counts, "row_ids": ids[slots], "stamps": stamps[slots], "targets": targets[slots],
             "codes": codes[slots], "gradients": gradients[slots[:recent]], "clock": self.clock_array.copy(),
         }

@@ -126,10 +126,6 @@ cdef class SplitSearch:
         """Candidates of a node, ascending; `kept` is always among them, -1 for none."""
         return [candidate for candidate in range(self.num_candidates) if self.is_drawn(key, candidate, kept)]
 
-    def nbytes(self):
-        """Bytes of working memory."""
-        return sum(array.nbytes for array in self.buffers)
-
     cdef void find_twins(self, const RecentRows* recent) noexcept nogil:
         # Features of one history column are twins as long as no recent row tells them apart.
         cdef int f, other
@@ -214,7 +210,7 @@ cdef class SplitSearch:
         self, int feature, const Cell* cells, const Cell* recent, const Totals* totals, const Weighted* node
     ) noexcept nogil:
         # A run of candidates that divide alike is one entry: a bin with rows and the empty ones after it.
-        cdef int bins = self.num_bins[feature], b
+        cdef int bins = self.num_bins[feature], first = 0, last = bins, b
         cdef int64_t count = 0, low = 0, high, i
         cdef int32_t* run_bin = self.run_bin + feature * MAX_BINS
         cdef double* gains = self.gains + feature * MAX_BINS
@@ -227,9 +223,14 @@ cdef class SplitSearch:
         cdef double gradient = node.gradient, hessian = node.hessian, parent = node.parent, other_gradient
         cdef double rows = totals.history_rows + totals.recent_rows
         cdef bint bad = False
+        # Splits above have left a node a part of the bins.
+        while first < last and cells[first].rows == 0.0 and (recent == NULL or recent[first].rows == 0.0):
+            first += 1
+        while last > first and cells[last - 1].rows == 0.0 and (recent == NULL or recent[last - 1].rows == 0.0):
+            last -= 1
         # The prefix of a run is written at every bin and kept at those with rows.
         if recent == NULL:
-            for b in range(bins):
+            for b in range(first, last):
                 history_gradient += cells[b].gradient
                 history_rows += cells[b].rows
                 run_bin[count] = b
@@ -238,7 +239,7 @@ cdef class SplitSearch:
                 hessian_left[count] = wh * history_rows
                 count += cells[b].rows != 0.0
         else:
-            for b in range(bins):
+            for b in range(first, last):
                 history_gradient += cells[b].gradient
                 history_rows += cells[b].rows
                 recent_gradient += recent[b].gradient

@@ -7,7 +7,7 @@
 # no further than a bounded distance from what was expected of it, so that one stalled iteration is no trend; several
 # surprises in a row, all of one sign, are one, and the bound on the level doubles with each of them.
 
-from libc.math cimport INFINITY, NAN, exp, fabs, log, sqrt
+from libc.math cimport INFINITY, NAN, exp, fabs, log, pow, sqrt
 from libc.stdint cimport INT64_MAX, int64_t
 from libc.string cimport memcpy
 
@@ -72,9 +72,12 @@ cdef class RecursiveView(StoreView):
         return {"drift": exp(self.level - self.long_run_level), "mean_error": self.recent_error} if self.ready else {}
 
     cdef object expected_error(self, const double* features):
-        # The mean error of recent answers, widened by how far the work reaches beyond what was seen of late.
+        # The mean error of recent answers, widened by how far the work reaches beyond what was seen of late. What is
+        # seen has on average the leverage of one coefficient in as many observations as there are; that of other work
+        # is the more of it, however many observations there were: they do not tell how the work goes on there.
         cdef double leverage = leverage_of(self, features + self.first_axis)
-        return min(self.recent_error * sqrt(1.0 + leverage), 1.0), leverage <= 1.0
+        cdef double beyond = leverage * self.remembered / NUM_COEFFICIENTS
+        return min(self.recent_error * sqrt(max(1.0 + leverage, beyond)), 1.0), leverage <= 1.0
 
 
 cdef double leverage_of(RecursiveView view, const double* work) noexcept nogil:
@@ -151,6 +154,7 @@ cdef class RecursiveStore(RegressionStore):
         view.level = self.level[0]
         view.long_run_level = self.long_run_level[0]
         view.recent_error = self.mean_error[0]
+        view.remembered = (1.0 - pow(self.forgetting, <double>self.clock[OBSERVATIONS])) / (1.0 - self.forgetting)
         view.ready = self.clock[OBSERVATIONS] >= self.min_observations
         view.retained_observations = self.clock[OBSERVATIONS]
         return view

@@ -213,7 +213,8 @@ def write_directory(
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, "only written where nothing is", target)
     draft = os.path.join(parent, f".fpmsdk-{os.urandom(8).hex()}")
-    os.mkdir(draft)
+    with _blaming(path, Path(draft)):
+        os.mkdir(draft)
     try:
         for name, content in files.items():
             os.makedirs(os.path.dirname(os.path.join(draft, name)), exist_ok=True)

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"declarations", "search", "solver"},
     {"features", "frames", "sampler", "nnls", "grid", "sites", "passroofline"},
-    {"operators", "forest", "forest_features", "forest_index", "online_split", "online_forest", "online"},
+    {"operators", "forest", "forest_features", "forest_index", "online_split", "online_trees"}
+    | {"online_forest", "online"},
     {"estimator", "regression", "row_store", "linear", "linear_store", "monitor", "spline", "spline_statistics"}
     | {"spline_store", "recursive", "automatic", "correction", "native", "wholeforward"}
     | {"learned", "learned_online", "causal_selector"},

@@ -41,6 +41,7 @@ GUIDES = [
     "traces.md",
     "perf-data.md",
     "whole-forward.md",
+    "collection.md",
     "telemetry.md",
     "onboarding.md",
 ]

@@ -98,8 +98,10 @@ def compare_updates(path: str, rows: int, mode: str, facts: dict[str, Any], fail
     )
     sizes = [model.learned_online_diagnostics()["training_state_bytes"] for model in models]
     facts[f"learner state, {mode}, {rows} rows of the past (bytes)"] = {"peer": sizes[0], "ours": sizes[1]}
-    if mode == "structural" and 4 * sizes[1] > sizes[0]:
-        failures.append(f"learner state of {rows} rows: {sizes[1]} bytes, at most a quarter of {sizes[0]} is needed")
+    if 4 * sizes[1] > sizes[0]:
+        failures.append(
+            f"learner state of {rows} rows, {mode}: {sizes[1]} bytes, at most a quarter of {sizes[0]} is needed"
+        )
     return result
 
 

@@ -35,6 +35,8 @@ cdef class Forest:
         const double* threshold, const int32_t* left, const int32_t* right, const double* value,
         const uint8_t* missing_left,
     ) except -1
+    # The same trees, with values of its own.
+    cdef Forest copied(self)
     # Baseline plus the leaves in tree order; features beyond the largest in use are not read.
     cdef double raw(self, const double* features) noexcept nogil
     # Latency in ms, at least 1e-6; NaN when there is no answer.

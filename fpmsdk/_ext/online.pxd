@@ -3,11 +3,11 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from fpmsdk._ext.forest cimport Forest
-from fpmsdk._ext.online_forest cimport OnlineForest
+from fpmsdk._ext.online_trees cimport OnlineTrees
 
 
 cdef class OnlineStore:
-    cdef readonly OnlineForest forest
+    cdef readonly OnlineTrees forest
     cdef dict constants              # arrays that no batch changes, as saved
     cdef int num_features
     cdef int64_t num_trees
@@ -26,12 +26,9 @@ cdef class OnlineStore:
     cdef int64_t* row_ids
     cdef int64_t* stamps
     cdef double* gradients           # [slot, tree]
-    cdef double* new_gradients
     cdef int32_t* listed             # slots of the ring in order
     cdef int64_t* clock              # COUNTERS of `online.pyx`
     cdef object clock_array
-
-    cdef bint exchanged              # `gradients` are in the place of `new_gradients` in `ring`
 
     cdef int make_ring(self, int64_t capacity) except -1
     cdef int bind(self) except -1
@@ -42,4 +39,6 @@ cdef class OnlineStore:
     cdef bint is_due(self, int64_t now) noexcept nogil
     cdef void weigh(self, int64_t recent, double* history_weight, double* recent_weight) noexcept nogil
     cdef void run_batch(self, int64_t now) noexcept nogil
-    cdef Forest published(self, bint log_target)
+    cdef Forest published(self, bint log_target, Forest before)
+    cdef Forest published_like(self, Forest before)
+    cdef Forest published_anew(self, bint log_target)

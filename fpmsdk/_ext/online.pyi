@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fpmsdk._ext.online_forest import OnlineForest
+from fpmsdk._ext.online_trees import OnlineTrees
 
 COUNTERS: tuple[str, ...]
 
@@ -15,7 +15,7 @@ def sum_groups(
 
 class OnlineStore:
     @property
-    def forest(self) -> OnlineForest: ...
+    def forest(self) -> OnlineTrees: ...
     def __init__(self, saved: Mapping[str, NDArray[Any]], controls: Mapping[str, Any], place: int) -> None: ...
     def counters(self) -> dict[str, int]: ...
     def weights(self) -> tuple[float, float]: ...

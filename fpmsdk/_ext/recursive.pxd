@@ -15,6 +15,7 @@ cdef class RecursiveView(StoreView):
     cdef double level
     cdef double long_run_level
     cdef double recent_error
+    cdef double remembered               # observations, forgotten ones counted in part
     cdef double information[NUM_COEFFICIENTS * NUM_COEFFICIENTS]
 
 

@@ -76,9 +76,11 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[[i
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A figure for a table cell; a dash for an absent one.
+    """A figure for a table cell; a dash for an absent one, a power of ten for one that would not fit.
 
-    >>> number(1234.5), number(None)
-    ('1,234.50', '-')
+    >>> number(1234.5), number(None), number(-2.5e38)
+    ('1,234.50', '-', '-2.5e+38')
     """
-    return "-" if value is None else f"{value:,.{digits}f}"
+    if value is None:
+        return "-"
+    return f"{value:.1e}" if abs(value) >= 1e12 else f"{value:,.{digits}f}"

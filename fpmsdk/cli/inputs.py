@@ -13,6 +13,7 @@ import typer
 from fpmsdk.errors import ConfigError, MetricsError
 
 if TYPE_CHECKING:
+    from fpmsdk.metrics import FpmBatch
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
 
 ConfigOption = Annotated[
@@ -112,6 +113,29 @@ def read_iterations(path: Path, model: ForwardPassPerfModel) -> list[Any]:
     return iterations
 
 
+def require_ranks(batch: FpmBatch, attention_dp: int, place: str) -> None:
+    """Refuse iterations of more or of fewer ranks than the deployment has.
+
+    Parameters
+    ----------
+    batch: iterations, some of all ranks.
+    attention_dp: ranks of the deployment.
+    place: which telemetry to blame.
+
+    Raises
+    ------
+    MetricsError: says both counts.
+    """
+    import numpy as np
+
+    ranks = int(np.diff(batch.iteration_offsets).max(initial=0))
+    if len(batch) and ranks != attention_dp:
+        raise MetricsError(
+            f"{place}: expected iterations of {attention_dp} ranks, as attention_dp says, found {ranks}; give the "
+            "attention_dp of the deployment, or a table (.parquet) whose column iteration groups the ranks"
+        )
+
+
 def require_outputs(outputs: dict[str, Path | None], inputs: Sequence[Path]) -> None:
     """Refuse files to write, by their option, that cannot be written, that are read too, or that are one file.
 
@@ -123,6 +147,8 @@ def require_outputs(outputs: dict[str, Path | None], inputs: Sequence[Path]) -> 
     for option, path in outputs.items():
         if path is None:
             continue
+        if str(path) == "-":
+            raise ConfigError(f"{option}: expected a file to write, found '-'; standard output is the report's", option)
         if path.is_dir() or not path.name:
             raise ConfigError(f"{option}: expected a file to write, found the directory {str(path)!r}", option)
         if not path.parent.is_dir():

@@ -9,11 +9,14 @@ import typer
 from rich.table import Table
 
 from fpmsdk.cli.console import number, progress, reports_errors, show
-from fpmsdk.cli.inputs import AttentionDpOption, WorkerTypeOption, read_object, require_outputs
+from fpmsdk.cli.inputs import AttentionDpOption, WorkerTypeOption, read_object, require_outputs, require_ranks
 from fpmsdk.cli.learn_train import train_forests
 from fpmsdk.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fpmsdk.metrics import FpmBatch
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
 
 learn = typer.Typer(name="learn", help="Estimators that learn from telemetry.", no_args_is_help=True)
@@ -45,7 +48,6 @@ def compare(
 
     from fpmsdk.cli.learn_plot import require_plot, write_plot
     from fpmsdk.files import whole_file
-    from fpmsdk.metrics.portions import read_portions
     from fpmsdk.perfmodel.prequential import compare_estimators
 
     for path in (*(train or []), stream):
@@ -56,13 +58,13 @@ def compare(
         require_plot(plot)
     if config and not estimator and (worker_type is not None or attention_dp is not None):
         raise ConfigError("--worker-type and --attention-dp are part of the --config files; give them there")
-    ranks = 1 if attention_dp is None else attention_dp
-    models = _models(estimator, config or [], worker_type or "aggregated", ranks)
+    models = _models(estimator, config or [], worker_type or "aggregated", 1 if attention_dp is None else attention_dp)
+    ranks = _ranks(models)
     with progress("comparing") as advance:
         document = {"stream": str(stream), "train": [str(path) for path in train or []]} | compare_estimators(
             models,
-            read_portions(stream, attention_dp=ranks),
-            train=(portion for path in train or [] for portion in read_portions(path, attention_dp=ranks)),
+            _portions(stream, ranks),
+            train=(portion for path in train or [] for portion in _portions(path, ranks)),
             advance=advance,
         )
     if plot is not None:
@@ -92,6 +94,23 @@ def _models(
             raise ConfigError(f"{path}: there is an estimator {path.stem!r} already; rename the file", "config")
         models[path.stem] = ForwardPassPerfModel.best_available(read_object(path, "the model configuration"))
     return models
+
+
+def _ranks(models: dict[str, ForwardPassPerfModel]) -> int:
+    # The stream is that of one deployment.
+    ranks = {name: model.diagnostics()["provenance"]["config"]["attention_dp"] for name, model in models.items()}
+    if len(set(ranks.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in ranks.items())
+        raise ConfigError(f"attention_dp: expected the same of all that are compared, found {told}", "attention_dp")
+    return int(next(iter(ranks.values())))
+
+
+def _portions(path: Path, attention_dp: int) -> Iterator[FpmBatch]:
+    from fpmsdk.metrics.portions import read_portions
+
+    for portion in read_portions(path, attention_dp=attention_dp):
+        require_ranks(portion, attention_dp, str(path))
+        yield portion
 
 
 _COLUMNS = {

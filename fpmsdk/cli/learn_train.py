@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from fpmsdk.cli.console import JsonOption, number, progress, show
-from fpmsdk.cli.inputs import read_object, require_outputs
+from fpmsdk.cli.inputs import read_object, require_outputs, require_ranks
 from fpmsdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,8 +44,11 @@ def train_forests(
         list[Path] | None, typer.Option("--validation", help="Later telemetry to measure errors on; may be repeated.")
     ] = None,
     validation_fraction: Annotated[
-        float, typer.Option("--validation-fraction", help="Without --validation: the last part of the streams.")
-    ] = 0.2,
+        float | None,
+        typer.Option(
+            "--validation-fraction", help="Without --validation: the last part of the streams; 0.2 by default."
+        ),
+    ] = None,
     grouping: Annotated[
         str, typer.Option("--grouping", help="none: a message is an iteration; counter: by worker_id and counter_id.")
     ] = "none",
@@ -72,12 +75,18 @@ def train_forests(
     if checkpoint is not None:
         _check_checkpoint(checkpoint, identity)
     require_outputs({"--output": output, "--checkpoint": checkpoint}, [*streams, *(validation or [])])
+    if validation and validation_fraction is not None:
+        raise ConfigError("--validation-fraction has no effect beside --validation; give one of them", "validation")
     names = feature_names(features, role)
-    batch = FpmBatch.concatenate([read_stream(path, grouping) for path in streams])
+    parts = {path: read_stream(path, grouping) for path in (*streams, *(validation or []))}
+    if identity is not None:
+        for path, part in parts.items():
+            require_ranks(part, identity["attention_dp"], str(path))
+    batch = FpmBatch.concatenate([parts[path] for path in streams])
     if validation:
-        later = FpmBatch.concatenate([read_stream(path, grouping) for path in validation])
+        later = FpmBatch.concatenate([parts[path] for path in validation])
     else:
-        batch, later = _split(batch, validation_fraction)
+        batch, later = _split(batch, 0.2 if validation_fraction is None else validation_fraction)
     options = BoostingOptions(
         target, max_iter, learning_rate, max_leaf_nodes, min_samples_leaf=min_samples_leaf, seed=seed
     )
@@ -98,6 +107,7 @@ def train_forests(
         "training_iterations": len(batch),
         "validation_iterations": len(later),
         "train_rows": trained.artifact.metadata["train_rows"],
+        "train_left_out": trained.left_out,
         "report": trained.report,
     }
     show(document, json, _table(trained.report), *_lines(document))
@@ -142,33 +152,36 @@ def _split(batch: "FpmBatch", fraction: float) -> "tuple[FpmBatch, FpmBatch]":
 
 
 _PREDICTORS = {"forest": "forest", "last_value": "last value", "linear": "linear"}
+_FIGURES = ("mape", "median", "p95")
 
 
 def _table(report: dict[str, Any]) -> Table:
     table = Table(title="errors on later iterations, %")
-    table.add_column("iterations")
-    table.add_column("count", justify="right")
-    for name in _PREDICTORS.values():
-        table.add_column(f"{name}: mean", justify="right")
-        table.add_column("median", justify="right")
-        table.add_column("p95", justify="right")
-    for kind, row in report["forest"].items():
-        figures = [
-            number(report[predictor][kind][f"{figure}_percent"])
-            for predictor in _PREDICTORS
-            for figure in ("mape", "median", "p95")
-        ]
-        table.add_row(kind, f"{row['iterations']:,}", *figures)
+    for name in ("iterations", "predictor"):
+        table.add_column(name)
+    for name in ("count", "mean", "median", "p95"):
+        table.add_column(name, justify="right")
+    for kind in report["forest"]:
+        shown = kind
+        for predictor, title in _PREDICTORS.items():
+            row = report[predictor][kind]
+            table.add_row(
+                shown, title, f"{row['iterations']:,}", *(number(row[f"{figure}_percent"]) for figure in _FIGURES)
+            )
+            shown = ""
+        table.add_section()
     return table
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
     report = document["report"]
     rows = ", ".join(f"{kind} {count:,}" for kind, count in document["train_rows"].items())
-    left_out = ", ".join(f"{report[name]:,} {name}" for name in ("refused", "unpredicted", "untimed", "idle"))
+    before = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in document["train_left_out"].items())
+    after = ", ".join(f"{report[name]:,} {name}" for name in ("refused", "unpredicted", "untimed", "idle"))
     return [
-        f"trained on {document['training_iterations']:,} iterations: {rows}",
-        f"of {document['validation_iterations']:,} later ones left out: {left_out}",
+        f"trained on {sum(document['train_rows'].values()):,} iterations: {rows}",
+        f"of {document['training_iterations']:,} left out: {before}",
+        f"of {document['validation_iterations']:,} later ones left out: {after}",
         f"wrote {document['artifact']} ({document['bytes']:,} bytes)",
         *([f"wrote {document['checkpoint']}"] if document["checkpoint"] else []),
     ]

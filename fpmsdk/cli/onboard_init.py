@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from fpmsdk.cli.console import INTERRUPTED
-from fpmsdk.onboard.request_sections import GraphMode, GraphPolicy, ModelKind, Objective, WorkerType
+from fpmsdk.onboard.choices import GraphMode, GraphPolicy, ModelKind, Objective, WorkerType
 
 _MANY = "--cudagraph-capture-sizes"
 _CAPTURE = "Capture sizes of this role, strictly increasing; several may follow the option."
@@ -110,7 +110,7 @@ def run_init(options: dict[str, Any]) -> None:
             _directory(talk, options)
         else:
             _file(talk, options)
-    except Cancelled:
+    except (Cancelled, KeyboardInterrupt):
         typer.echo("cancelled; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
 

@@ -1,7 +1,7 @@
 """`fpmsdk tune`: feed recorded telemetry to a model and say how well it predicted what came next."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,6 +15,9 @@ from fpmsdk.cli.inputs import (
     build_model,
     read_iterations,
 )
+
+if TYPE_CHECKING:
+    from fpmsdk import ForwardPassPerfModel, FpmBatch
 
 
 def tune(
@@ -50,7 +53,7 @@ def tune(
     diagnostics = model.diagnostics()
     document: dict[str, Any] = {
         "iterations": len(iterations),
-        "skipped": model.skipped_iterations(),
+        "skipped": model.skipped_iterations() | _untrained(model, batch),
         "error": error_by_kind(predicted_ms, batch),
         "stores": model.regression_store_diagnostics(),
         "diagnostics": diagnostics,
@@ -58,6 +61,19 @@ def tune(
     show(document, json, error_table("predict, then tune", document["error"]), *_lines(document))
     if diagnostics["readiness"] != "ready":
         raise typer.Exit(NEGATIVE_RESULT)
+
+
+def _untrained(model: "ForwardPassPerfModel", batch: "FpmBatch") -> dict[str, int]:
+    # Iterations that a learned model has no forest for, which it passes over without a word.
+    from fpmsdk._ext.features import WORKLOAD_KINDS
+
+    missing = [
+        WORKLOAD_KINDS.index(store["store"])
+        for store in model.readiness_report()["stores"]
+        if store.get("reason") == "no_trained_store"
+    ]
+    count = sum(int((batch.workload_kinds() == kind).sum()) for kind in missing)
+    return {"untrained": count} if missing else {}
 
 
 def error_table(title: str, error: dict[str, dict[str, Any]]) -> Table:

@@ -16,7 +16,7 @@ from fpmsdk.collect.fake_launch import FAULTS
 from fpmsdk.collect.observed_campaign import observation_archive, requested_observation
 from fpmsdk.collect.options import parse_arguments
 from fpmsdk.collect.planner import build_plan
-from fpmsdk.collect.repeatability_entry import repetition_source, run_repetition
+from fpmsdk.collect.repeatability_entry import run_repetition
 from fpmsdk.errors import FpmSdkError
 
 
@@ -25,14 +25,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    0; 1 when the campaign has errors, which are printed as JSON; 2 when its input is wrong.
+    0; 1 when the campaign has errors, which are printed as JSON; 2 when its input is wrong; 130 after Ctrl-C or SIGTERM.
     """
     try:
         options = parse_arguments(sys.argv[1:] if argv is None else argv)
         if options.repeatability is not None:
-            source = repetition_source(options)
-            executor = executor_factory(source.executor, faults=os.environ.get(FAULTS, ""))
-            return run_repetition(options, source, executor)
+            return run_repetition(options, lambda name: executor_factory(name, faults=os.environ.get(FAULTS, "")))
         plan = build_plan(options, runtime_observation=requested_observation(options))
         if options.plan_only:
             print(json.dumps(plan.document, indent=2, sort_keys=True))
@@ -54,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FpmSdkError, OSError) as fault:
         print(fault, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; the running cell was cleaned up, and --resume continues the campaign", file=sys.stderr)
+        return 130
     if outcome.errors:
         print(json.dumps(outcome.errors, indent=2, sort_keys=True), file=sys.stderr)
         return 1

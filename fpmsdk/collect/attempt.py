@@ -25,6 +25,7 @@ from fpmsdk.collect.points import FILE_NAME as POINTS_FILE
 from fpmsdk.collect.receipts import check_receipts, write_receipts
 from fpmsdk.collect.render import CONTRACT, RUN_SCRIPT, STARTUP, render_cell, require_launch_files
 from fpmsdk.documents.canonical import write_document
+from fpmsdk.documents.evidence import refuse_links
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +209,9 @@ def validate_attempt(plan: CollectionPlan, cell: Cell, folder: Path, attempt: st
     Raises
     ------
     CollectionError, OSError: what is wrong with them.
+    EvidenceError: a symbolic link is among them.
     """
+    refuse_links(folder / "raw")
     check_receipts(plan, cell, folder / "raw", attempt)
     return validate_native(plan, cell, folder / "raw", attempt_id=attempt)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fpmsdk.collect.fake_cpus import write_cpu_files
 from fpmsdk.collect.fake_documents import graph_settings, is_async
 from fpmsdk.collect.fake_launch import FakeLaunch
 from fpmsdk.collect.fake_observations import write_observation_records
@@ -29,6 +30,7 @@ def write_worker_files(launch: FakeLaunch) -> None:
         return
     if not worker.startswith("fpm_memory_worker.") or launch.faults.legacy:
         return
+    write_cpu_files(launch)
     source = launch.results / PROVENANCE
     provenance = read_document(source)
     resolved = resolved_config(launch)

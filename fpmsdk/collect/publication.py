@@ -16,6 +16,7 @@ from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.publish import publish_cells
 from fpmsdk.collect.rows import attempt_rows
 from fpmsdk.config.systems import HOW_TO_GET_DATA, default_systems_root
+from fpmsdk.documents.evidence import refuse_links
 from fpmsdk.errors import CollectionError, FpmSdkError, OnboardError
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ def publish(context: AttemptContext, database_root: Path | None) -> None:
 def _publish(context: AttemptContext, database_root: Path | None) -> dict[str, Any]:
     plan, checkpoint = context.plan, context.checkpoint
     cells = [cell for cell in plan.cells if checkpoint.status(cell.cell_id) == "passed"]
+    for cell in cells:
+        refuse_links(context.folder(cell) / "raw")
     rows = {
         cell.cell_id: attempt_rows(
             plan, cell, context.folder(cell), attempt_id=str(checkpoint.entry(cell.cell_id)["attempt_id"])

@@ -40,6 +40,7 @@ def validate(config: dict[str, Any]) -> None:
     _precision(config)
     _data_sources(config)
     validate_estimator(estimator)
+    _recursive_features(config, estimator)
     _speculation_scheme(config)
     _profile(config, estimator["fpm_interpolation"])
 
@@ -51,6 +52,14 @@ def _selector(config: dict[str, Any], estimator: dict[str, Any]) -> None:
         "needs a model of estimation_mode fpm_learned with adaptation causal_selector",
         "estimator_config.selector",
     )
+
+
+def _recursive_features(config: dict[str, Any], estimator: dict[str, Any]) -> None:
+    if config["estimation_mode"] != "fpm_regression" or estimator["fpm_regression"]["fit"]["kind"] != "recursive":
+        return
+    for name, weight in estimator["features"].items():
+        path = f"estimator_config.features.{name}"
+        require(weight == 1.0, "must be left out: recursive finds the weight of every kind of work itself", path)
 
 
 def _learned_gates(config: dict[str, Any], estimator: dict[str, Any]) -> None:

@@ -27,12 +27,15 @@ class Trained(NamedTuple):
     """What training made.
 
     `artifact` holds the forests, `stores` all that continues their training, `report` the errors of the forests and of
-    both baselines on later iterations: predictor -> workload kind, and `all` -> figures.
+    both baselines on later iterations: predictor -> workload kind, and `all` -> figures. `left_out` counts the
+    iterations of training that nothing was learned from: `refused`, `untimed`, `idle`, and those of kinds with
+    `too_few` rows.
     """
 
     artifact: Artifact
     stores: dict[str, FittedStore]
     report: dict[str, Any]
+    left_out: dict[str, int]
 
 
 def feature_names(written: str | None, worker_type: str) -> tuple[str, ...]:
@@ -59,6 +62,8 @@ def feature_names(written: str | None, worker_type: str) -> tuple[str, ...]:
         return PRESETS[written]
     names = tuple(name.strip() for name in written.split(","))
     for position, name in enumerate(names):
+        if name in PRESETS:
+            raise ConfigError(f"features: the preset {name!r} stands alone; name it alone, or features", "features")
         if name not in NAMES:
             raise ConfigError(
                 f"features: expected one of the presets {', '.join(PRESETS)} or known feature names, found {name!r}",
@@ -139,7 +144,9 @@ def train(
     forests = {kind: store.forest for kind, store in stores.items()}
     artifact = Artifact(worker_type, options.target, features, forests, metadata)
     later = observed_rows(validation, worker_type, features, first_row_id=len(training))
-    return Trained(artifact, stores, validation_report(artifact, stores, later))
+    too_few = seen.num_rows - sum(len(rows.row_ids) for rows in enough.values())
+    left_out = {"refused": seen.refused, "untimed": seen.untimed, "idle": seen.idle, "too_few": too_few}
+    return Trained(artifact, stores, validation_report(artifact, stores, later), left_out)
 
 
 def training_checkpoint(trained: Trained) -> TrainingCheckpoint:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fpmsdk._ext.online_forest import DEPTH_LIMIT
+from fpmsdk._ext.online_trees import DEPTH_LIMIT
 from fpmsdk.config.schema import shown
 from fpmsdk.errors import LearnedModelError
 from fpmsdk.files import sha256, write_directory

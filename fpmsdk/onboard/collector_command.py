@@ -141,13 +141,13 @@ def _deployment(deployment: CollectionDeployment) -> list[str]:
     # The collector's own default; older commands do not name it.
     words = [] if executor == "kubernetes" else ["--fpm-executor", executor]
     for name, value in values.items():
-        if name == "image" and executor == "kubernetes":
-            words += ["--generator-set", f"K8sConfig.k8s_image={json.dumps(value)}"]
-        elif name == "image" and executor == "slurm":
+        if name == "image" and executor == "slurm":
             words += ["--fpm-slurm-container-image", value]
+        elif name == "image":
+            words += ["--generator-set", f"K8sConfig.k8s_image={json.dumps(value)}"]
         elif name in ("cpus_per_task", "cpu_bind"):
             words += ["--fpm-slurm-" + name.replace("_", "-"), str(value)]
-        elif name not in ("executor", "image", "container_mount"):
+        elif name not in ("executor", "container_mount"):
             words += ["--" + name.replace("_", "-"), value]
     return [
         *words,

@@ -187,8 +187,13 @@ def _draft(
     checkpoint: Path,
     label: str,
 ) -> SupportRequest:
+    # A fraction that the probe took by default is stated from now on: the collection has to run under the same one.
+    fraction = launch.facts["collection"]["gpu_memory_utilization"]
+    collection = {**launch.request["collection"], "gpu_memory_utilization": fraction}
     # The former profile may be of other settings; it is replaced, not compared.
-    request = checked(SupportRequest, {**launch.request, "fpm_profile": None}, "draft_request")
+    request = checked(
+        SupportRequest, {**launch.request, "collection": collection, "fpm_profile": None}, "draft_request"
+    )
     precision = {
         "kv_cache_dtype" if name == "kvcache_quant_mode" else name: value
         for name, value in launch.facts["precision"].items()
@@ -216,7 +221,7 @@ def _draft(
         "timing_status": "not_established_by_runtime_probe",
     }
     profile["deployments"][0]["resources"]["runtime_memory"]["provenance"] = pretty_bytes(manifest).decode()
-    return checked(SupportRequest, {**launch.request, "fpm_profile": profile}, "draft_request")
+    return checked(SupportRequest, {**request.document(), "fpm_profile": profile}, "draft_request")
 
 
 def _patch(

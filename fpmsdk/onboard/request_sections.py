@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_serializer, model_validator
 
 from fpmsdk.documents.strict import StrictDocument
+from fpmsdk.onboard.choices import GraphMode, GraphPolicy, ModelKind, Objective
 
 # A cap on the context that is proposed, never an assumed limit of a model.
 REFERENCE_CONTEXT_TOKENS = 256_000
@@ -19,21 +20,6 @@ DEFAULT_MAX_NUM_TOKENS = 8192
 DEFAULT_MAX_BATCH_SIZE = 256
 DEFAULT_PREFILL_CAPTURE = 2048
 DEFAULT_MEMORY_FRACTION = 0.9
-
-GraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
-GraphPolicy = Literal["runtime", "explicit"]
-ModelKind = Literal["dense", "moe"]
-Objective = Literal[
-    "throughput",
-    "throughput_per_gpu",
-    "throughput_per_user",
-    "goodput",
-    "goodput_per_gpu",
-    "ttft",
-    "e2e_latency",
-    "pareto",
-]
-WorkerType = Literal["aggregated", "prefill", "decode"]
 
 # Graph settings of one serving role; older requests have none and are written without them.
 ROLE_GRAPH_FIELDS = ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fpmsdk.errors import FpmSdkError, OnboardError
+from fpmsdk.onboard.choices import GraphMode, GraphPolicy, WorkerType
 from fpmsdk.onboard.draft import ProfileDraft, derive_profile
 from fpmsdk.onboard.intake import ModelConfig
 from fpmsdk.onboard.overrides import OVERRIDE_FIELDS, is_bytes
 from fpmsdk.onboard.prompts import ask_field
 from fpmsdk.onboard.request import SupportRequest
-from fpmsdk.onboard.request_sections import GraphMode, GraphPolicy, WorkerType
 from fpmsdk.onboard.talk import Cancelled, Talk
 
 # Runtime whose memory a collection observes.

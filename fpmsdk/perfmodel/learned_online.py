@@ -254,9 +254,11 @@ def write_checkpoint(path: str, files: dict[str, bytes]) -> None:
 
     Raises
     ------
-    LearnedModelError: something is there.
+    LearnedModelError: something is there, or the path is empty.
     OSError: it cannot be written.
     """
+    if not path:
+        raise LearnedModelError("learned forward-pass model: a checkpoint takes a new directory, found ''", "path")
     try:
         write_directory(path, files)
     except FileExistsError:

@@ -964,7 +964,7 @@ class ForwardPassPerfModel:
         Raises
         ------
         UnsupportedQueryError: the model is no such estimator.
-        LearnedModelError: something is at `path`.
+        LearnedModelError: something is at `path`, or it is empty.
         OSError: it cannot be written.
 
         Source: regression-and-learned.md section 4.7.
@@ -977,7 +977,8 @@ class ForwardPassPerfModel:
         fpmsdk.errors.UnsupportedQueryError: save_online_checkpoint needs an online fpm_learned estimator...
         """
         with self._tuning:
-            self._kind.save_online_checkpoint(os.path.abspath(os.fsdecode(path)))
+            # An empty path stays one, rather than become the working directory.
+            self._kind.save_online_checkpoint(os.path.abspath(os.fsdecode(path)) if path else "")
 
     def save_state_snapshot(self, path: str | PathLike[str], *, include_perf_db: bool = False) -> dict[str, Any]:
         """Save what tuning has learned into a new directory, whole or not at all.

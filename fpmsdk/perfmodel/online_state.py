@@ -10,7 +10,7 @@ import numpy as np
 from fpmsdk._ext.causal_selector import KEYS
 from fpmsdk._ext.learned_online import LEARNER_CLOCKS
 from fpmsdk._ext.online import COUNTERS
-from fpmsdk._ext.online_forest import DEPTH_LIMIT
+from fpmsdk._ext.online_trees import DEPTH_LIMIT
 from fpmsdk._ext.sampler import wrong_state
 from fpmsdk.snapshot.layout import StateField, StateLayout
 
@@ -110,6 +110,8 @@ def check_online_store(saved: "Arrays", controls: dict[str, Any], num_features: 
     _check_bins(saved, num_features)
     _check_rates(saved)
     _check_trees(saved)
+    if controls["update_mode"] == "leaf_only":
+        _check_never_rebuilt(saved)
     _check_rows(saved, controls)
 
 
@@ -130,7 +132,7 @@ def _check_bins(saved: "Arrays", num_features: int) -> None:
     _require(len(saved["group_rows"]) > 0, "group_rows", "at least one group", 0)
     # Added by Python, which does not wrap.
     total = sum(saved["group_rows"].tolist())
-    _require(total < 1 << 53, "group_rows", "fewer than 2^53 rows", total)
+    _require(total < 1 << 32, "group_rows", "fewer than 2^32 rows", total)
     expected = np.arange(len(columns))
     _require(np.array_equal(np.unique(column_of), expected), "column_of", f"all of {len(columns)} columns", column_of)
     for feature, column in enumerate(column_of):
@@ -171,6 +173,14 @@ def _check_trees(saved: "Arrays") -> None:
         budget = saved["budget"][start : start + count].tolist()
         _check_tree(tree, left, right, budget, most)
         start += count
+
+
+def _check_never_rebuilt(saved: "Arrays") -> None:
+    generation = int(saved["generation"].max(initial=0))
+    _require(generation == 0, "generation", "0 where only leaves learn", generation)
+    # A root may have no fewer leaves than there are, so that every node has as many as it may.
+    leaves, most = int((saved["left"] < 0).sum()), int(((saved["tree_slots"] + 1) // 2).sum())
+    _require(leaves == most, "budget", f"{leaves} leaves in all, where only leaves learn", most)
 
 
 def _check_tree(tree: int, left: list[int], right: list[int], budget: list[int], slots: int) -> None:

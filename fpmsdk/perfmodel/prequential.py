@@ -35,6 +35,9 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "automatic": _regression(fit={"kind": "automatic"}),
 }
 
+# Errors are kept in four bytes and stay finite: none is above this, absolute in ms or relative.
+LARGEST_ERROR = float(np.finfo(np.float32).max)
+
 # Answers behind one point of a curve of errors, at first, and the most points of one.
 SERIES_ANSWERS = 64
 MAX_SERIES_POINTS = 2048
@@ -93,7 +96,7 @@ def compare_estimators(
     `error` has for `prefill`, `decode`, `mixed` and `all`: `iterations` (measured ones), `cold_start_iterations` (those
     before the first answer; for `all` the sum), `not_ready` (without an answer), `mape_percent`, `bias_percent`,
     `median_error_ms` and `p95_error_ms` (of the absolute error; None without an answer) and `update_us` (mean time to
-    learn from one iteration and publish, None where nothing was learned).
+    learn from one iteration and publish, None where nothing was learned). An error counts `LARGEST_ERROR` at most.
 
     `series` has `answers_per_point`, and per point `iteration` (its last one) and `mape_percent` (the mean over it); no
     more than `MAX_SERIES_POINTS` points, however long the stream.
@@ -137,6 +140,15 @@ def _attempt(name: str, first: int, call: Callable[[FpmBatch], Any], portion: Fp
         raise type(fault)(f"estimator {name!r}{counted}: {fault}") from None
 
 
+def _errors(
+    predicted: NDArray[np.float64], measured: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    # Signed errors in ms, and relative ones.
+    with np.errstate(over="ignore"):
+        error = np.clip(predicted - measured, -LARGEST_ERROR, LARGEST_ERROR)
+        return error, np.clip((predicted - measured) / measured, -LARGEST_ERROR, LARGEST_ERROR)
+
+
 class _KindTally:
     """Sums over the iterations of one kind."""
 
@@ -150,11 +162,11 @@ class _KindTally:
         ready = ~np.isnan(predicted)
         if self.answered == 0:
             self.cold += int(np.argmax(ready)) if ready.any() else len(ready)
-        error = predicted[ready] - measured[ready]
+        error, relative = _errors(predicted[ready], measured[ready])
         self.measured += len(measured)
         self.answered += len(error)
-        self.relative += float((np.abs(error) / measured[ready]).sum())
-        self.signed += float((error / measured[ready]).sum())
+        self.relative += float(np.abs(relative).sum())
+        self.signed += float(relative.sum())
         self.absolute_ms.append(np.abs(error).astype(np.float32))
         learned = update_ns[update_ns >= 0]
         self.updates += len(learned)
@@ -171,7 +183,8 @@ class _KindTally:
     def report(self) -> dict[str, float | int | None]:
         median = p95 = None
         if self.answered:
-            median, p95 = map(float, np.quantile(np.concatenate(self.absolute_ms), (0.5, 0.95)))
+            # Quantiles between large errors pass through sums that four bytes do not hold.
+            median, p95 = map(float, np.quantile(np.concatenate(self.absolute_ms).astype(np.float64), (0.5, 0.95)))
         return {
             "iterations": self.measured,
             "cold_start_iterations": self.cold,
@@ -241,8 +254,8 @@ class _Tally:
             chosen = known & (kinds == code)
             tally.add(predicted[chosen], update_ns[chosen], measured[chosen])
         answered = np.flatnonzero(known & ~np.isnan(predicted))
-        relative = np.abs(predicted[answered] - measured[answered]) / measured[answered]
-        self._series.add(answered + first, relative * 100)
+        _, relative = _errors(predicted[answered], measured[answered])
+        self._series.add(answered + first, np.abs(relative) * 100)
 
     def report(self) -> dict[str, Any]:
         errors = {kind: tally.report() for kind, tally in zip(KINDS, self._kinds, strict=True)}

@@ -115,7 +115,12 @@ def publish(destination: str, write: Callable[[Staging], None]) -> None:
     try:
         # Named by chance alone, so that a long destination fits.
         folder = os.path.join(parent, f"{STAGING_PREFIX}{os.urandom(8).hex()}")
-        os.mkdir(folder)
+        try:
+            os.mkdir(folder)
+        except OSError as fault:
+            # The hidden directory means nothing to whoever named the destination.
+            fault.filename = destination
+            raise
         staging = Staging(folder)
         try:
             write(staging)

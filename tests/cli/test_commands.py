@@ -124,6 +124,28 @@ def test_tune_takes_the_model_of_a_configuration_file(frames, write):
     assert max(store["retained_observations"] for store in result["stores"]) <= 32
 
 
+def test_tune_counts_iterations_that_no_forest_was_trained_for(frames, write):
+    leaf = {"left": [-1], "right": [-1], "feature": [0], "threshold": [0.0], "value": [0.0]}
+    artifact = {
+        "schema": "aic_fpm_learned_forward_perf",
+        "schema_version": 1,
+        "worker_type": "aggregated",
+        "target": "log_ms",
+        "features": ["num_decode_requests"],
+        "stores": {"pure_decode": {"baseline": 1.0, "trees": [leaf]}},
+        "metadata": {},
+    }
+    learned = {"artifact_path": write("artifact.json", artifact), "adaptation": "frozen"}
+    config = {"model": "m", "system": "s", "backend": "vllm", "worker_type": "aggregated"} | {
+        "estimation_mode": "fpm_learned",
+        "estimator_config": {"fpm_learned": learned},
+    }
+    result = result_of("tune", frames, "--config", write("config.json", config))
+    decode = result["error"]["decode"]["iterations"]
+    assert result["skipped"]["untrained"] == result["error"]["all"]["not_ready"] > 0
+    assert result["error"]["all"]["iterations"] == decode > 0
+
+
 def test_tune_groups_the_ranks_of_an_iteration(tmp_path):
     from fpmsdk.metrics import ForwardPassMetrics, ScheduledRequestMetrics, encode_frame
 

@@ -103,6 +103,36 @@ def test_tables_tell_three_predictors_and_what_was_left_out(stream, tmp_path):
     assert result.exit_code == 0
     for said in ("errors on later iterations", "trained on 80 iterations: pure_decode 80", "0 refused", "a.json"):
         assert said in result.stdout
+    assert "…" not in result.stdout
+
+
+def test_iterations_of_training_that_taught_nothing_are_counted_by_reason(tmp_path):
+    prefill = {"wall_time": 0.01, "scheduled_requests": {"num_prefill_requests": 1, "sum_prefill_tokens": 9}}
+    messages = [message(n % 8 + 1) for n in range(60)] + [prefill] * 3 + [{}] * 2 + [message(2) | {"wall_time": 0}]
+    path = tmp_path / "run.bin"
+    write_frames(path, [msgspec.msgpack.encode(one) for one in messages])
+    options = ("--output", tmp_path / "a.json", "--validation-fraction", "0", *QUICK, "--json")
+    left_out = {
+        role: json.loads(run(path, "--worker-type", role, *options).stdout)["train_left_out"]
+        for role in ("decode", "aggregated")
+    }
+    assert left_out["decode"] == {"refused": 3, "untimed": 1, "idle": 2, "too_few": 0}
+    assert left_out["aggregated"] == {"refused": 0, "untimed": 1, "idle": 2, "too_few": 3}
+
+
+def test_later_streams_and_a_part_of_the_first_exclude_each_other(stream, tmp_path):
+    options = ("--worker-type", "decode", "--validation", stream, "--validation-fraction", "0.5")
+    result = run(stream, "--output", tmp_path / "a.json", *options)
+    assert result.exit_code == 2
+    assert "--validation-fraction has no effect beside --validation" in result.stderr
+
+
+def test_an_artifact_is_not_stamped_with_ranks_that_it_was_not_trained_on(stream, config, tmp_path):
+    config.write_text(json.dumps(CONFIG | {"attention_dp": 2}))
+    result = run(stream, "--output", tmp_path / "a.json", "--config", config, *QUICK)
+    assert result.exit_code == 2
+    assert "expected iterations of 2 ranks, as attention_dp says, found 1" in " ".join(result.stderr.split())
+    assert not (tmp_path / "a.json").exists()
 
 
 def test_later_streams_may_be_given_apart(stream, tmp_path):
@@ -122,6 +152,8 @@ def test_later_streams_may_be_given_apart(stream, tmp_path):
         (["--worker-type", "decode", "--grouping", "zzz"], "grouping: expected one of none, counter"),
         (["--worker-type", "decode", "--grouping", "counter"], "worker_id: grouping by counter needs one"),
         (["--worker-type", "decode", "--validation-fraction", "1"], "--validation-fraction: expected"),
+        (["--worker-type", "decode", "--features", "fpm5,num_decode_requests"], "the preset 'fpm5' stands alone"),
+        (["--worker-type", "decode", "--output", "-"], "--output: expected a file to write, found '-'"),
         (["--worker-type", "decode", "--min-store-rows", "1000"], "min_store_rows: no workload kind has 1000 rows"),
         (["--worker-type", "decode", "--max-iter", "0"], "max_iter: expected 1 to 100000, found 0"),
     ],

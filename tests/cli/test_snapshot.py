@@ -53,6 +53,12 @@ def test_save_tunes_and_writes_what_restores(saved, frames):
     assert again.stderr.startswith("error: ") and "only written where nothing is" in again.stderr
 
 
+def test_a_missing_directory_is_named_as_it_was_given(frames, tmp_path):
+    ran = CliRunner().invoke(app, ["snapshot", "save", str(tmp_path / "none" / "saved"), str(frames)])
+    assert ran.exit_code == 2
+    assert ran.stderr.split(": ")[-1].strip() == f"'{tmp_path / 'none' / 'saved'}'"
+
+
 def test_inspect_tells_kind_readiness_and_files(saved):
     first, _, _ = saved
     assert result_of("snapshot", "inspect", first) == fpmsdk.inspect_state_snapshot(first)

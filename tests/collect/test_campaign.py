@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from fpmsdk.collect import checkpoint as checkpoint_module
+from fpmsdk.collect.__main__ import main
 from fpmsdk.collect.campaign import run_campaign
 from fpmsdk.collect.fake_executor import FakeExecutor
 from fpmsdk.collect.local_executor import LocalExecutor
@@ -332,6 +334,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
+from fpmsdk.collect.__main__ import main
 from fpmsdk.collect.campaign import run_campaign
 from fpmsdk.collect.fake_executor import FakeExecutor
 from fpmsdk.collect.plan import CollectionPlan
@@ -436,3 +439,136 @@ def test_only_processes_with_the_token_of_the_cell_are_ended(tmp_path, small_pla
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+def raw_file(outcome, plan):
+    return outcome.campaign_root / "cells" / plan.cells[0].cell_id / "raw/node0000/benchmark.json"
+
+
+def linked(path):
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def swapped(path):
+    decode = next(other for other in path.parents[3].iterdir() if other != path.parents[2])
+    path.write_bytes((decode / "raw/node0000/benchmark.json").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (linked, "symbolic link"),
+        (lambda path: path.write_bytes(path.read_bytes()[:1000]), "JSON"),
+        (swapped, "config.mode"),
+        (lambda path: path.unlink(), "wrote no results"),
+    ],
+)
+def test_changed_results_are_not_published(run, small_plan, tamper, reason):
+    plan = small_plan()
+    _, _, outcome = run(plan, publish=False)
+    tamper(raw_file(outcome, plan))
+    errors, document, _ = run(plan, resume=True)
+    assert errors == ["formal_database_failed"]
+    assert reason in document["database"]["error"]
+    # The results can be restored, or the cell be measured again; nothing else is lost.
+    assert statuses(document) == ["passed", "passed"]
+
+
+@pytest.mark.parametrize("tamper", [linked, swapped])
+def test_changed_results_are_not_taken_over(run, small_plan, tamper):
+    plan = small_plan()
+
+    class FailsLate(FakeExecutor):
+        def collect(self, units, *, require_benchmark=True):
+            if require_benchmark:
+                raise CollectionError("the copy was interrupted")
+
+    _, _, outcome = run(plan, executor=FailsLate)
+    tamper(raw_file(outcome, plan))
+    _, document, _ = run(plan, resume=True)
+    assert statuses(document) == ["failed", "passed"]
+
+
+def child(tmp_path, plan, faults):
+    """Another process that runs the campaign."""
+    (tmp_path / "plan.json").write_text(json.dumps(plan.document))
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+        from pathlib import Path
+        from fpmsdk.collect.campaign import run_campaign
+        from fpmsdk.collect.local_executor import LocalExecutor
+        from fpmsdk.collect.plan import CollectionPlan
+        folder = Path({str(tmp_path)!r})
+        run_campaign(CollectionPlan.read(folder / "plan.json"),
+                     executor=lambda cell: LocalExecutor(cell, faults={faults!r}),
+                     artifact_root=folder / "artifacts", checkpoint_dir=folder / "checkpoint",
+                     database_root=folder / "data")
+    """
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def engine_of(tmp_path):
+    """The number of the running engine, once it is known."""
+    for record in tmp_path.glob("artifacts/*/cells/*/local-owner.json"):
+        return json.loads(record.read_text())["pid"]
+    return None
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_engine_of_a_killed_campaign_is_ended_by_the_one_that_resumes(run, small_plan, tmp_path):
+    plan = small_plan()
+    process = child(tmp_path, plan, "--hang")
+    wait_for(lambda: engine_of(tmp_path))
+    engine = engine_of(tmp_path)
+    process.kill()
+    process.communicate()
+    assert is_alive(engine)
+    errors, document, _ = run(plan, executor=LocalExecutor, resume=True)
+    assert not is_alive(engine)
+    assert (errors, statuses(document)) == ([], ["passed", "passed"])
+
+
+def test_sigterm_ends_a_campaign_as_ctrl_c_does(run, small_plan, tmp_path):
+    plan = small_plan()
+    process = child(tmp_path, plan, "--hang")
+    wait_for(lambda: engine_of(tmp_path))
+    engine = engine_of(tmp_path)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert b"KeyboardInterrupt" in err
+    assert not is_alive(engine)
+    document = json.loads((tmp_path / "checkpoint" / "fpm_forward.json").read_text())
+    assert statuses(document) == ["interrupted"]
+    assert run(plan, resume=True)[0] == []
+
+
+def test_the_command_line_runs_a_campaign_and_tells_its_errors(small_plan, tmp_path, monkeypatch, capsys):
+    small_plan()  # the environment of the plans
+    monkeypatch.chdir(tmp_path)
+    words = ["--model-path", "example/dense", "--gpu", "tiny_gpu", "--fpm-model-config", "config.json", *LIMITS]
+    words += ["--fpm-max-gpus", "1", "--fpm-backend-version", "0.27.0", "--fpm-executor"]
+    assert main([*words, "kubernetes", "--plan-only"]) == 0
+    assert json.loads(capsys.readouterr().out)["options"]["executor"] == "kubernetes"
+    assert main([*words, "kubernetes"]) == 2
+    assert "plans and renders its cells but does not run them" in capsys.readouterr().err
+    assert main([*words, "fake", "--fpm-database-root", "data"]) == 0
+    monkeypatch.setenv("FPMSDK_FAKE_FAULTS", "--fail-at launch")
+    assert main([*words, "fake", "--checkpoint-dir", "other", "--fpm-database-root", "data"]) == 1
+    found = json.loads(capsys.readouterr().err)
+    assert [error["classification"] for error in found] == ["campaign_cell_failed"] * 2
+    assert main(["--gpu", "tiny_gpu"]) == 2

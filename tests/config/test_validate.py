@@ -281,6 +281,12 @@ REFUSED = [
         f"{REGRESSION}.sampling",
         ["recursive"],
     ),
+    (
+        estimator(fpm_regression={"fit": {"kind": "recursive"}}, features={"ffn_token_weight": 2.0})
+        | {"estimation_mode": "fpm_regression"},
+        "estimator_config.features.ffn_token_weight",
+        ["recursive"],
+    ),
     *(
         (fit(kind="automatic", automatic={name: value}), f"{REGRESSION}.fit.automatic.{name}", [])
         for name, value in (

@@ -1,7 +1,4 @@
-"""The recorded input cases of artifacts, frozen models and learned configurations: same outcome, same class of error.
-
-Those of checkpoints are elsewhere.
-"""
+"""All recorded input cases of learned models: same outcome, same class of error, and a message of the same meaning."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from fpmsdk import ForwardPassPerfModel, errors
+from fpmsdk._ext.features import WORKLOAD_KINDS
+from tests.learned.checkpoints import written_checkpoint
 from tests.learned.recorded import artifact_bytes, vectors
+from tests.learned.test_checkpoints import flipped, in_store, move_thresholds, rewritten, tuned
 
 CASES = {case["case"]: case for case in vectors()["errors"]}
 CLASSES = {"ValueError": ValueError, "PerfDataNotAvailableError": errors.PerfDataNotAvailableError}
@@ -90,6 +90,54 @@ def without_lists(_folder):
     model.estimate_forward_pass_time_ms({"scheduled_requests": {"num_decode_requests": 1}})
 
 
+def seeded(change=lambda folder: None, changes=None, **learned):
+    """A model of the recorded checkpoint after a change of its files."""
+
+    def run(folder):
+        path = written_checkpoint(folder)
+        change(path)
+        section = {"checkpoint_path": str(path)} | learned
+        return ForwardPassPerfModel.best_available(
+            BASE | {"estimator_config": {"fpm_learned": section}} | (changes or {})
+        )
+
+    return run
+
+
+def resumed(change=lambda folder: None, **learned):
+    """A model of a saved learner after a change of its files."""
+
+    def run(folder):
+        path = folder / "saved"
+        tuned(written_checkpoint(folder)).save_online_checkpoint(path)
+        change(path)
+        section = {"checkpoint_path": str(path)} | learned
+        return ForwardPassPerfModel.best_available(BASE | {"estimator_config": {"fpm_learned": section}})
+
+    return run
+
+
+def halved(name):
+    def change(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return change
+
+
+def of_version(number):
+    return lambda folder: rewritten(folder, lambda document: document.update(schema_version=number))
+
+
+def one_row_more(document):
+    store = document["stores"]["pure_decode"]
+    store["row_count"] += 1
+
+
+def selector(folder):
+    return seeded(adaptation="causal_selector")(folder)
+
+
 PINNED = vectors()["forests"]["main"]["artifact_sha256"]
 SELECTOR = {"adaptation": "causal_selector", "artifact_path": None, "checkpoint_path": "/x"}
 RUN = {
@@ -137,20 +185,90 @@ RUN = {
     "frozen_flush": lambda folder: plain(folder).flush_updates(),
     "frozen_save": lambda folder: plain(folder).save_online_checkpoint(folder / "checkpoint"),
     "request_features_without_lists": without_lists,
+    "checkpoint_model_tampered": seeded(lambda f: flipped(f / "model.json")),
+    "checkpoint_rows_tampered": seeded(lambda f: flipped(f / "pure_decode.rows.parquet")),
+    "checkpoint_manifest_truncated": seeded(halved("manifest.json")),
+    "checkpoint_newer_version": seeded(of_version(2)),
+    "checkpoint_other_exporter": seeded(lambda f: rewritten(f, lambda d: d.update(exporter_version="2"))),
+    "checkpoint_missing_rows": seeded(lambda f: (f / "pure_decode.rows.parquet").unlink()),
+    "checkpoint_other_identity": seeded(changes={"tp": 2}),
+    "checkpoint_row_count": seeded(lambda f: rewritten(f, one_row_more)),
+    "checkpoint_thresholds_moved": seeded(lambda f: rewritten(f, move_thresholds)),
+    "checkpoint_wrong_digest": seeded(source_sha256="0" * 64),
+    "checkpoint_min_samples_leaf": seeded(lambda f: rewritten(f, in_store(min_samples_leaf=200))),
+    "runtime_ok": resumed(),
+    "runtime_other_controls": resumed(recent_window=9),
+    "runtime_version_4": resumed(of_version(4)),
+    "runtime_version_6": resumed(of_version(6)),
+    "runtime_state_tampered": resumed(lambda f: flipped(f / "state.bin")),
+    "runtime_state_truncated": resumed(halved("state.bin")),
+    "runtime_in_selector": resumed(adaptation="causal_selector"),
+    "runtime_in_frozen": resumed(adaptation="frozen"),
+    "save_over_existing": lambda folder: seeded()(folder).save_online_checkpoint(folder),
+    "selector_export": lambda folder: selector(folder).export_learned_artifact(),
+    "selector_save": lambda folder: selector(folder).save_online_checkpoint(folder / "saved"),
+    "selector_flush": lambda folder: selector(folder).flush_updates(),
 }
 
 
-@pytest.mark.parametrize("name", RUN)
+# What a message has to say, by the recorded meaning.
+MEANINGS = {
+    "stored identity is not the deployment's": "artifact.json: identity.tp: expected 1, .* found 4",
+    "store kind not allowed for the role": "a decode worker has no such store",
+    "source_sha256 differs from the content": "source_sha256: expected '[0-9a-f]{64}', as of .*, found",
+    "invalid JSON, end of input": "invalid JSON: .*truncated",
+    "schema_version 2 is not 1": "schema_version: expected 1;.* found 2",
+    "wrong schema name": "schema: expected 'aic_fpm_learned_forward_perf', found 'other'",
+    "file cannot be read": "cannot be read",
+    "duplicate feature, named": "duplicate feature 'num_decode_requests'",
+    "unknown feature, named": "unknown feature 'zzz'",
+    "no features": "features: there are none",
+    "no stores": "stores: there are none",
+    "unknown store kind, the four are listed": "unknown store kind 'zzz'; expected some of "
+    + ", ".join(WORKLOAD_KINDS),
+    "unknown target, both are listed": "target: expected one of log_ms, ms, found 's'",
+    "empty tree; store and tree named": r"pure_decode.trees\[0\]: .* at least one node",
+    "node arrays differ in length; store and tree named": r"pure_decode.trees\[0\].value: expected 15 .* found 14",
+    "children out of range; node named": r"trees\[0\], node 0: children out of range",
+    "child index not larger than the parent's; node named": r"trees\[0\], node 0: .* larger than its parent's",
+    "feature index out of range; node named": r"trees\[0\], node 0: feature out of range",
+    "checksum of model.json": "model.json: expected SHA-256",
+    "checksum of the rows file, named": "pure_decode.rows.parquet: expected SHA-256",
+    "manifest is invalid JSON": "manifest.json: invalid JSON",
+    "unsupported checkpoint schema or version": "schema_version: expected",
+    "checkpoint identity is not the configuration's": "identity.tp: expected 2, .* found 1",
+    "anchor rows differ from the manifest's count": "row_count: expected 1158, found 1159",
+    "a tree threshold is not in the bin mapper": r"trees\[0\], node 0: threshold .* is not in the bin mapper",
+    "a seed leaf has fewer rows than min_samples_leaf": "at least min_samples_leaf 200 rows in every leaf",
+    "online controls differ from the saved ones": "recent_window: online controls differ from saved runtime state",
+    "old runtime format: start again from the training seed": "found 4; restart from the training checkpoint",
+    "checksum of state.bin": "state.bin: expected SHA-256",
+    "the selector needs a training checkpoint": "causal_selector needs a training checkpoint",
+    "destination exists": "the destination exists",
+    "online needs checkpoint_path": "online needs checkpoint_path",
+    "online needs correction.enabled false": "correction.enabled false",
+    "exactly one of the two paths": "exactly one of artifact_path and checkpoint_path",
+    "fallback_policy must be deny": "needs fallback_policy deny",
+    "the selector needs a training checkpoint_path": "causal_selector needs checkpoint_path, the training checkpoint",
+    "the selector needs correction on and hybrid or auto": "needs correction enabled, in mode auto or hybrid",
+    "alpha in (0,1]": r"alpha must be in \(0, 1\]",
+    "margin in [0,1)": r"margin must be in \[0, 1\)",
+    "selector settings only with causal_selector": "selector: needs .* causal_selector",
+    "update_step below 1 only with leaf_only": "update_step below 1 needs update_mode leaf_only",
+    "flush_updates needs an online model": "flush_updates needs an online",
+    "saving a checkpoint needs an online model": "save_online_checkpoint needs an online",
+    "a forest alone cannot hold the combined state": "needs one forest per store; a causal selector has two",
+    "saving the combined state is not supported": "a causal selector has two experts and their evidence",
+    "request features need usable lists on every active rank": "per-request features, .* on every rank with work",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_recorded_input_has_the_recorded_outcome(name, tmp_path):
     case = CASES[name]
     if case["outcome"] == "accepted":
         RUN[name](tmp_path)
         return
-    with pytest.raises(CLASSES[case["error"]]) as refusal:
+    with pytest.raises(CLASSES[case["error"]], match=MEANINGS[case["meaning"]]) as refusal:
         RUN[name](tmp_path)
     assert isinstance(refusal.value, errors.FpmSdkError)
-
-
-def test_every_recorded_case_without_a_checkpoint_is_here():
-    elsewhere = ("checkpoint_", "runtime_", "save_over_existing", "selector_export", "selector_save", "selector_flush")
-    assert {name for name in CASES if not name.startswith(elsewhere)} == set(RUN)

@@ -14,7 +14,7 @@ from fpmsdk import ForwardPassPerfModel, errors
 from fpmsdk._ext.online import OnlineStore
 from fpmsdk._ext.online_split import SplitSearch, key_of_node
 from fpmsdk.config.estimator import FPM_LEARNED
-from fpmsdk.learned.artifact import StoreForest
+from fpmsdk.learned.artifact import StoreForest, Tree
 from fpmsdk.learned.identity import learned_identity
 from fpmsdk.learned.online_seed import ids_digest, seed_arrays
 from fpmsdk.learned.training_checkpoint import TrainingStore, write_training_checkpoint
@@ -294,6 +294,27 @@ def test_a_store_restored_after_any_history_is_the_same_and_learns_the_same(obse
     same_state(store, restored)
 
 
+@settings(max_examples=40, deadline=None)
+@given(OBSERVATIONS, CONTROLS)
+def test_what_is_learned_does_not_depend_on_how_many_histograms_are_kept(observations, changed):
+    rows, targets = past()
+    trees = [
+        Tree(
+            np.array([1, 3, 5, -1, -1, -1, -1], np.int32),
+            np.array([2, 4, 6, -1, -1, -1, -1], np.int32),
+            np.array([0, 1, 1, 0, 0, 0, 0], np.int16),
+            np.array([5.5, 3.0, 5.0, 0.0, 0.0, 0.0, 0.0]),
+            np.array([0.0, 0.0, 0.0, -0.4, -0.1, 0.1, 0.5]),
+            np.ones(7, np.uint8),
+        )
+    ] * 2
+    changed = changed | {"update_mode": "structural"}
+    stores = [one_store(rows, targets, trees, **changed, **kept) for kept in ({}, {"kept_cells": 0})]
+    for store in stores:
+        feed(store, observations, 0)
+    same_state(*stores)
+
+
 @settings(max_examples=60, deadline=None)
 @given(OBSERVATIONS, CONTROLS)
 def test_leaves_hold_their_rows_and_trees_keep_their_budgets(observations, changed):
@@ -333,6 +354,48 @@ def same_state(one, other):
     first, second = one.saved(), other.saved()
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name], err_msg=name)
+
+
+def ladder(leaves):
+    """A tree that splits off one value after the other: x <= 0.5, x <= 1.5 and so on."""
+    splits = range(leaves - 1)
+    children = [number for split in splits for number in (2 * split + 1, -1)] + [-1]
+    return Tree(
+        np.array(children, np.int32),
+        np.array([number + 1 if number >= 0 else -1 for number in children], np.int32),
+        np.zeros(2 * leaves - 1, np.int16),
+        np.array([number for split in splits for number in (split + 0.5, 0.0)] + [0.0]),
+        np.zeros(2 * leaves - 1),
+        np.ones(2 * leaves - 1, np.uint8),
+    )
+
+
+@pytest.mark.parametrize("mode", ["leaf_only", "structural"])
+@pytest.mark.parametrize("leaves", [2, 64, 65, 200])
+def test_every_row_of_the_past_is_in_the_leaf_that_its_values_lead_to(mode, leaves):
+    # Value v occurs 2 + v % 3 times; the missing ones go left at the root.
+    repeats = [2 + value % 3 for value in range(leaves)]
+    rows = np.array([[float(value)] for value in range(leaves) for _ in range(repeats[value])] + [[math.nan]] * 5)
+    store = one_store(rows, np.ones(len(rows)), [ladder(leaves)] * 2, update_mode=mode)
+    trees, held = store.forest.leaf_rows()
+    repeats[0] += 5
+    for tree in range(2):
+        assert held[trees == tree].tolist() == repeats
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"), [("generation", 1, "generation: expected 0"), ("budget", 3, "budget: expected 4")]
+)
+def test_a_state_whose_trees_were_rebuilt_is_not_one_where_only_leaves_learn(field, value, message):
+    rows, targets = past()
+    store = one_store(rows, targets, [stump(0, 5.5, -0.5, 0.5), stump(1, 3.0, -0.1, 0.2)])
+    saved = {item.name: store.saved()[item.name] for item in ONLINE_STORE.fields}
+    check_online_store(saved, controls(), 2)
+    saved[field][0] = value
+    saved["tree_slots"][0] = 2 * saved["budget"][0] - 1
+    with pytest.raises(errors.StateSnapshotError, match=message):
+        check_online_store(saved, controls(), 2)
+    check_online_store(saved, controls(update_mode="structural"), 2)
 
 
 def test_features_that_bin_every_row_alike_share_a_column():
@@ -394,6 +457,11 @@ def test_ten_million_observations():
 
 def test_the_errors_of_a_learner_name_what_it_needs(stepped, tmp_path):
     model = stepped()
+    with pytest.raises(errors.LearnedModelError, match="takes a new directory, found ''"):
+        model.save_online_checkpoint("")
+    with pytest.raises(FileNotFoundError) as missing:
+        model.save_online_checkpoint(tmp_path / "none" / "saved")
+    assert missing.value.filename == str(tmp_path / "none" / "saved")
     (tmp_path / "there").mkdir()
     with pytest.raises(errors.LearnedModelError, match="there: the destination exists"):
         model.save_online_checkpoint(tmp_path / "there")

@@ -177,7 +177,7 @@ def faked(place, role=None):
         deployment=CollectionDeployment(executor="fake"),
         version="0.28.0",
         runtime="0.28.0",
-        context=256,
-        tokens=64,
-        sequences=4,
+        context=128,
+        tokens=32,
+        sequences=2,
     )

@@ -178,6 +178,19 @@ def test_an_answer_beyond_what_was_learned_says_so():
     assert outside["expected_error"] > inside["expected_error"]
 
 
+def test_many_observations_do_not_make_an_answer_far_beyond_them_sure():
+    # Thousands of batches of up to eight requests; a hundred times as many are another matter.
+    model = recursive()
+    numbers = np.random.default_rng(5)
+    requests = numbers.integers(1, 9, 5000)
+    noise = np.exp(numbers.normal(0.0, 0.05, 5000))
+    model.tune_with_fpms(decode_batch(requests, 512 * requests, noise * latency_ms(requests, 512 * requests)))
+    near, beyond, far = (model.explain(decode(count, 512 * count))["expected_error"] for count in (4, 80, 800))
+    assert near < 1.2 * details(model)["mean_error"]
+    assert beyond > 2.0 * near
+    assert far > beyond
+
+
 def test_an_explanation_names_the_store_and_repeats_the_estimate():
     model = tuned()
     explained = model.explain(decode(16, 16_000))

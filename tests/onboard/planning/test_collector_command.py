@@ -48,7 +48,11 @@ TAILS = {
     ),
     # Executors that the peer does not have.
     "local": ({"executor": "local"}, {}, "--fpm-executor local --plan-only"),
-    "fake": ({"executor": "fake"}, {"smoke": True}, "--fpm-executor fake --plan-only --smoke"),
+    "fake": (
+        {"executor": "fake", "image": "i:1"},
+        {"smoke": True},
+        "--fpm-executor fake --generator-set 'K8sConfig.k8s_image=\"i:1\"' --plan-only --smoke",
+    ),
 }
 
 

@@ -238,3 +238,33 @@ def test_a_probe_warns_of_explicit_captures_too(session, tmp_path, policy, warns
     )
     assert ran.exit_code == 0, ran.output
     assert ("captured graphs of prefill only" in ran.stderr) == warns
+
+
+def test_a_probed_model_is_collected_under_its_accepted_profile(session, tmp_path, monkeypatch):
+    """Probe, import, acceptance, smoke and formal collection with the fake engine and its observers."""
+    monkeypatch.setenv("FPM_COLLECTOR_SOURCE_REVISION", "0" * 40)
+    label = {"draft_request": {"fpm_profile": None}, "inputs": {"collection_deployment": None}}
+    save_checkpoint(
+        session, expected_revision=load_checkpoint(session).revision, patch={"configurations": {LABEL: label}}
+    )
+    probed = tmp_path / "probed"
+    ran = run(
+        *("onboard", "probe-runtime", "--checkpoint", str(session), "--output-dir", str(probed), "--execute"),
+        *("--instrumentation", str(tmp_path / "bundle" / "manifest.json"), "--executor", "fake"),
+        *("--image", "registry/engine:1"),
+    )
+    assert ran.exit_code == 0, ran.output
+    report = import_observations(session, probed / "observations.json", tmp_path / "imported")
+    assert report["status"] == "complete", report["configurations"][LABEL]["diagnostics"]
+    accept(session)
+    request, folder = request_of(session), tmp_path / "plan"
+    create_plan(request, folder)
+    collect = ("onboard", "collect-fpm", "-c", str(folder / "request.yaml"), "--output-dir", str(folder), "--execute")
+    smoke = run(*collect, "--smoke")
+    assert smoke.exit_code == 0, json.loads(smoke.stdout)["blockers"]
+    assert json.loads(smoke.stdout)["runtime_compatibility"]["status"] == "complete"
+    formal = run(*collect)
+    assert formal.exit_code == 0, formal.stderr
+    compatibility = json.loads((folder / "runtime-compatibility.json").read_text())["compatibility"]
+    assert compatibility["status"] == "compatible"
+    assert compatibility["observations_index"].startswith(str(folder / "fpm-artifacts"))
