@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    0; 1 when the campaign has errors, which are printed as JSON; 2 when its input is wrong; 130 after Ctrl-C or SIGTERM.
+    0; 1 when the campaign has errors, which are printed as JSON; 2 when its input is wrong; 130 when interrupted.
     """
     try:
         options = parse_arguments(sys.argv[1:] if argv is None else argv)

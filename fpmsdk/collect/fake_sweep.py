@@ -24,12 +24,12 @@ from fpmsdk.collect.fake_documents import (
 )
 from fpmsdk.collect.fake_launch import FakeLaunch
 from fpmsdk.collect.fake_law import FakeClock, FakeGpu
-from fpmsdk.collect.grid import Point, capture_of, decode_points, prefill_points, with_replicas
-from fpmsdk.collect.kvwarm import DENSE_SKIP, STAMPS
+from fpmsdk.collect.fake_points import kv_regime, measured_points, skip_reason, warms_kv, warmup_records
+from fpmsdk.collect.grid import Point, capture_of, with_replicas
+from fpmsdk.collect.kvwarm import STAMPS
 from fpmsdk.collect.measurement_records import content_key
 from fpmsdk.collect.paths import rank_path
 from fpmsdk.documents.canonical import digest
-from fpmsdk.errors import OnboardError
 
 _encode = msgspec.json.encode
 
@@ -53,14 +53,14 @@ class Sweep:
     def __init__(self, launch: FakeLaunch) -> None:
         self.launch = launch
         self.captures = launch.limits.decode_captures if launch.phase == "decode" else launch.limits.captures
-        self.points = _points(launch)
+        self.points = measured_points(launch)
         replicas = [point for point in with_replicas(self.points, self.captures) if point.is_replica]
         self.grid_digest = digest(
             [self._document(number, point, None) for number, point in enumerate([*self.points, *replicas], 1)]
         )
         self.run_id = f"{launch.seed:016x}" * 2
         warmups = int(launch.flags.get("--benchmark-warmup-iterations", 5))
-        self._warmups = _warmup_records(warmups, replicas)
+        self._warmups = warmup_records(warmups, replicas)
         self._forward = warmups + len(replicas)
         self._clock = FakeClock(launch.seed, drift=launch.faults.drift, **_sigma(launch.faults.cv))
         self._monotonic_s = 1000.0
@@ -98,7 +98,7 @@ class Sweep:
         for number, point in enumerate(self.points, 1):
             capture = capture_of(point.tokens, self.captures)
             base_s = gpu.pass_s(point, launch.topology, mode="NONE" if capture is None else mode, capture=capture)
-            regime = _regime(launch, point)
+            regime = kv_regime(launch, point)
             count, method = self._samples_of(point, regime)
             biased = launch.is_moe and regime == "fake_fallback"
             document = self._document(number, point, regime)
@@ -317,7 +317,7 @@ class Sweep:
         return document
 
     def _kvwarm(self) -> dict[str, Any]:
-        reason = _skip_reason(self.launch)
+        reason = skip_reason(self.launch)
         real = sum(row.regime == "real_kv" for row in self._rows)
         return {
             "enabled": reason != "flag_off",
@@ -332,86 +332,5 @@ class Sweep:
         }
 
 
-def warms_kv(launch: FakeLaunch) -> bool:
-    """Whether decode reads real cache contents."""
-    return launch.phase == "decode" and _skip_reason(launch) is None
-
-
-def _skip_reason(launch: FakeLaunch) -> str | None:
-    if not launch.switch("DYN_BENCH_KV_WARMUP", "on"):
-        return "flag_off"
-    if not launch.is_moe:
-        return DENSE_SKIP
-    return None if launch.prefix_caching else "prefix_caching_disabled"
-
-
-def _regime(launch: FakeLaunch, point: Point) -> str | None:
-    if launch.faults.legacy:
-        return None
-    if point.point_type == "decode":
-        reason = _skip_reason(launch)
-        return "legacy" if reason == "flag_off" else "fake_fallback" if reason else "real_kv"
-    if "prefill_real_seed" in point.reasons:
-        return "real_prefix"
-    if not point.total_kv_read_tokens:
-        return "not_applicable"
-    return "real_prefix" if launch.switch("DYN_BENCH_PREFILL_REAL_SEED", "off") else "fake_prefix"
-
-
 def _sigma(cv: float) -> dict[str, float]:
     return {"sigma": cv} if cv else {}
-
-
-def _points(launch: FakeLaunch) -> list[Point]:
-    if launch.points is not None:
-        return [_explicit(launch.phase, entry) for entry in launch.points[launch.phase]]
-    if launch.phase == "decode":
-        return decode_points(launch.limits, launch.samples, warm_kv=warms_kv(launch))
-    if launch.phase != "prefill":
-        raise OnboardError(f"fake engine: --benchmark-mode: use prefill or decode, found {launch.phase!r}")
-    points = prefill_points(launch.limits, launch.samples, prefix_caching=launch.prefix_caching)
-    if launch.faults.duplicate_seeds:
-        bare = [point for point in points if not point.total_kv_read_tokens]
-        points += [
-            Point("prefill", point.batch_size, point.total_prefill_tokens, 0, (*point.reasons, "prefill_real_seed"))
-            for point in bare
-        ]
-    return points
-
-
-def _explicit(phase: str, entry: dict[str, Any]) -> Point:
-    rows = entry.get("rows")
-    return Point(
-        phase,
-        entry["batch_size"],
-        entry.get("total_prefill_tokens", 0),
-        entry["total_kv_read_tokens"],
-        ("explicit",),
-        entry.get("partition"),
-        None if rows is None else tuple((new, kv) for new, kv in rows),
-    )
-
-
-def _warmup_records(iterations: int, replicas: list[Point]) -> list[dict[str, Any]]:
-    records = []
-    begin = 0
-    for kind, point, count in [("global", None, iterations), *(("eager_shape", point, 1) for point in replicas)]:
-        if count == 0:
-            continue
-        shape = None if point is None else {"batch_size": point.batch_size, "tokens": point.tokens}
-        records.append(
-            {
-                "kind": kind,
-                "requested_shape": shape,
-                "status": "completed",
-                "forward_index_start": begin,
-                "forward_index_end": begin + count,
-                "observed_forward_count": count,
-                "completed_points_before": 0,
-                "first_scheduled_requests": None,
-                "last_scheduled_requests": None,
-                "validation": {"status": "not_performed"},
-            }
-        )
-        begin += count
-    return records

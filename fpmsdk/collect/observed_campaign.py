@@ -219,7 +219,7 @@ def requested_observation(options: CollectorOptions) -> dict[str, Any] | None:
         return None
     bundle = load_instrumentation(options.runtime_instrumentation)
     return {
-        "manifest": dict(bundle.manifest),
+        "manifest": str(bundle.manifest_path),
         "bundle_sha256": bundle.sha256,
         "launch": normalized_launch(read_document(options.runtime_launch)),
         "configuration": options.runtime_configuration,

@@ -36,7 +36,7 @@ def source_revision() -> str:
     override = os.environ.get(ENVIRONMENT, "").strip()
     if override:
         return override
-    return _installed_revision() or _git_revision(Path(__file__).resolve().parents[2])
+    return _installed_revision() or git_revision(Path(__file__).resolve().parents[2])
 
 
 @cache
@@ -93,7 +93,14 @@ def _damaged(path: PurePosixPath, reason: str) -> OnboardError:
     return OnboardError(f"{path} of the installed {_DISTRIBUTION} {reason}; install it again", str(path))
 
 
-def _git_revision(root: Path) -> str:
+def git_revision(root: Path) -> str:
+    """The commit of a checkout, with a digest of what was changed in its tracked files since.
+
+    Raises
+    ------
+    OnboardError: no checkout, or no git.
+    """
+
     def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", *arguments], cwd=root, check=True, capture_output=True, text=True, timeout=30, encoding="utf-8"

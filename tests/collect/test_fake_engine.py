@@ -245,3 +245,34 @@ def test_ranks_and_synthetic_contents_differ_by_their_factors():
     first, second = (FakeClock(7, sigma=0.0) for _ in range(2))
     assert second.sample_s(1.0, 1) / first.sample_s(1.0, 0) == pytest.approx(1.008)
     assert second.sample_s(1.0, 0, is_fake_moe_kv=True) / first.sample_s(1.0, 0) == pytest.approx(0.97)
+
+
+def rank_document(raw):
+    return json.loads((raw / "node0000/benchmark.json").read_text())
+
+
+@pytest.mark.parametrize(("faults", "found"), [("", "FULL_AND_PIECEWISE"), ("--graph-downgrade", "PIECEWISE")])
+def test_graphs_can_be_downgraded(tmp_path, dense_plan, faults, found):
+    _, _, raw = measure(tmp_path, dense_plan, phase="decode", faults=faults)
+    document = rank_document(raw)
+    assert document["cudagraph"]["mode"] == found
+    modes = {row["point"]["expected_cudagraph_mode"] for row in document["results"]}
+    assert modes == {"PIECEWISE" if faults else "FULL"}
+
+
+@pytest.mark.parametrize(("faults", "found"), [("", False), ("--async", True)])
+def test_scheduling_can_be_asynchronous_against_the_command(tmp_path, dense_plan, faults, found):
+    _, _, raw = measure(tmp_path, dense_plan, phase="prefill", faults=faults)
+    assert rank_document(raw)["engine"]["scheduler"]["async_scheduling"] is found
+
+
+def test_times_can_spread(tmp_path, dense_plan):
+    ratios = {}
+    for cv in ("0.001", "0.2"):
+        folder = tmp_path / cv
+        folder.mkdir()
+        environment = {fake_launch.LAUNCH: "a"}
+        plan, cell, raw = measure(folder, dense_plan, phase="decode", faults=f"--cv {cv}", environment=environment)
+        ratios[cv] = validate_native(plan, cell, raw).wall_s
+    spread = ratios["0.2"] / ratios["0.001"]
+    assert spread.max() / spread.min() > 1.2

@@ -1,14 +1,18 @@
 """Plans equal those of the upstream collector for the same arguments (collector.md sections 1 and 12)."""
 
+import base64
+import hashlib
 import json
 import re
+import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from fpmsdk.collect.options import parse_arguments
 from fpmsdk.collect.planner import build_plan
-from fpmsdk.collect.revision import source_revision
+from fpmsdk.collect.revision import git_revision, installed_revision, source_revision
 from fpmsdk.errors import MissingCapabilityError, OnboardError
 from fpmsdk.sample.tiny import write_systems
 
@@ -120,3 +124,75 @@ def test_a_source_tree_is_known_by_its_commit(monkeypatch):
     monkeypatch.delenv("FPM_COLLECTOR_SOURCE_REVISION", raising=False)
     revision = source_revision()
     assert revision.startswith("installed:fpmsdk==") or len(revision.split("-dirty-")[0]) == 40
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """An installed wheel of two files, and a way to write its record."""
+    package, info = tmp_path / "fpmsdk", tmp_path / "fpmsdk-1.2.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fpmsdk\nVersion: 1.2\n")
+    (package / "__init__.py").write_text("")
+    (package / "plan.py").write_text("X = 1\n")
+
+    def record(*further):
+        rows = []
+        for path in sorted(package.iterdir()):
+            hashed = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")
+            rows.append(f"fpmsdk/{path.name},sha256={hashed},{path.stat().st_size}")
+        (info / "RECORD").write_text("\n".join([*rows, "../../bin/fpmsdk,,", *further]) + "\n")
+        return metadata.Distribution.at(info)
+
+    return package, record
+
+
+def test_an_installed_wheel_is_known_by_its_files(wheel):
+    package, record = wheel
+    revision = installed_revision(record("fpmsdk/__pycache__/plan.cpython-311.pyc,,"))
+    assert revision.startswith("installed:fpmsdk==1.2:record-sha256:")
+    assert installed_revision(record()) == revision
+    (package / "plan.py").write_text("X = 2\n")
+    assert installed_revision(record()) != revision
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda package: (package / "plan.py").write_text("X = 2\n"), "not the file that was installed"),
+        (lambda package: (package / "plan.py").unlink(), "cannot be read"),
+    ],
+)
+def test_a_damaged_installation_has_no_revision(wheel, damage, reason):
+    package, record = wheel
+    distribution = record()
+    damage(package)
+    with pytest.raises(OnboardError, match=reason):
+        installed_revision(distribution)
+
+
+def test_a_repeated_entry_of_a_record_is_refused(wheel):
+    _, record = wheel
+    first = record().read_text("RECORD").splitlines()[0]
+    with pytest.raises(OnboardError, match="malformed entry"):
+        installed_revision(record(first))
+
+
+def test_a_checkout_is_known_by_its_commit_and_changes(tmp_path, monkeypatch):
+    def git(*arguments):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    (tmp_path / "untracked").write_text("artifacts of campaigns")
+    clean = git_revision(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", clean)
+    (tmp_path / "file").write_text("b")
+    assert re.fullmatch(f"{clean}-dirty-[0-9a-f]{{12}}", git_revision(tmp_path))
+
+
+def test_without_wheel_and_checkout_there_is_no_revision(tmp_path):
+    with pytest.raises(OnboardError, match="set FPM_COLLECTOR_SOURCE_REVISION"):
+        git_revision(tmp_path)
