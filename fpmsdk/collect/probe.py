@@ -23,6 +23,7 @@ from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_meta
 from fpmsdk.documents.lock import exclusive
 from fpmsdk.errors import EvidenceError, FpmSdkError, OnboardError
+from fpmsdk.files import DRAFT_PREFIX
 
 PLAN_FILE, INDEX_FILE, LOCK_FILE = "probe-plan.json", "observations.json", ".runtime-probe.lock"
 PLAN_SCHEMA = "aisimulate-runtime-probe-plan/v1"
@@ -63,7 +64,7 @@ def run_probe(
     KeyboardInterrupt: after the running phase was salvaged and cleaned up.
     """
     root = Path(output).expanduser().resolve()
-    if root.exists() and any(root.iterdir()) and not (root / PLAN_FILE).exists():
+    if not (root / PLAN_FILE).exists() and not _is_fresh(root):
         raise OnboardError(f"{root}: holds something else than a probe; choose a fresh folder", "--output-dir")
     root.mkdir(parents=True, exist_ok=True)
     with exclusive(root / LOCK_FILE, f"the probe in {root}"):
@@ -107,6 +108,12 @@ def run_probe(
         "observations_path": None if executor is None else str(root / INDEX_FILE),
         "configurations": results,
     }
+
+
+def _is_fresh(root: Path) -> bool:
+    # A process that was killed before it wrote its plan leaves nothing but these.
+    names = [place.name for place in root.iterdir()] if root.exists() else []
+    return all(name == LOCK_FILE or name.startswith(DRAFT_PREFIX) for name in names)
 
 
 def with_cpu_policy(
