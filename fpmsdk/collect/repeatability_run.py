@@ -15,7 +15,9 @@ from fpmsdk.collect.attempt import AttemptContext
 from fpmsdk.collect.campaign import run_campaign
 from fpmsdk.collect.checkpoint import Checkpoint
 from fpmsdk.collect.executor import ExecutorFactory
+from fpmsdk.collect.instrumentation import load_instrumentation
 from fpmsdk.collect.measurement_compare import compare_measurements
+from fpmsdk.collect.observed_campaign import CampaignObservations
 from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.recovery import left_behind, recover
 from fpmsdk.collect.repeatability_plan import (
@@ -120,6 +122,19 @@ def repeat_campaign(
         run.save()
         run.go_on(retry_failed)
         return run.report
+
+
+def _observations(plan: CollectionPlan, directory: Path) -> CampaignObservations | None:
+    # A campaign that was observed is observed again, by the same observers.
+    if plan.runtime_observation is None:
+        return None
+    return CampaignObservations(
+        plan,
+        load_instrumentation(plan.runtime_observation["manifest"]),
+        artifact_root=directory / "artifacts",
+        checkpoint_dir=directory / "checkpoint",
+        smoke=False,
+    )
 
 
 def _precedes_report(name: str, resume: bool) -> bool:
@@ -242,8 +257,8 @@ class _Run:
                 executor=self._executor,
                 artifact_root=directory / "artifacts",
                 checkpoint_dir=directory / "checkpoint",
-                database_root=None,
                 publish=False,
+                observations=_observations(plan, directory),
             )
             has_run = True
             if outcome.errors:

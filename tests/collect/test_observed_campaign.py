@@ -113,3 +113,15 @@ def test_a_campaign_launches_what_was_probed(collect, limits):
     code, _, err = collect(**limits)
     assert code == 2
     assert "the probe had" in err
+
+
+def test_a_repetition_of_an_observed_campaign_is_observed_too(collect, tmp_path, capsys):
+    collect()
+    [campaign] = Path("fpm_forward_artifacts").iterdir()
+    words = ["--repeatability-source-campaign", str(campaign), "--repeatability-output-dir", "repeats"]
+    words += ["--repeatability-source-checkpoint", ".collector_checkpoint/fpm_forward.json"]
+    main([*words, "--repeatability-samples", "2", "--repeatability-cv-threshold", "1"])
+    samples = json.loads(Path("repeats/repeatability.json").read_text())["samples"]
+    attempts = [attempt for slots in samples.values() for slot in slots for attempt in slot["attempts"]]
+    assert [(attempt["status"], attempt.get("error")) for attempt in attempts] == [("passed", None)] * 4
+    assert len(list(Path("repeats").rglob("runtime-observations.json"))) == 4
