@@ -19,6 +19,7 @@ from fpmsdk.cli.onboard_init import ManyValuesCommand, init
 onboard = typer.Typer(
     name="onboard", help="Onboard a model: plan, collect, verify and finalise its measurements.", no_args_is_help=True
 )
+onboard.command("init", cls=ManyValuesCommand)(reports_errors(init))
 onboard.command()(reports_errors(onboard_plan.plan))
 onboard.command()(reports_errors(onboard_checkpoint.checkpoint))
 onboard.command()(reports_errors(onboard_checkpoint.resume))
@@ -29,4 +30,3 @@ onboard.command()(reports_errors(onboard_validate_collection.validate_collection
 onboard.command()(reports_errors(onboard_validate_fpm.validate_fpm))
 onboard.command()(reports_errors(onboard_finalize.finalize))
 onboard.command()(reports_errors(onboard_serving.validate_serving))
-onboard.command("init", cls=ManyValuesCommand)(reports_errors(init))

@@ -110,7 +110,7 @@ def run_init(options: dict[str, Any]) -> None:
             _directory(talk, options)
         else:
             _file(talk, options)
-    except Cancelled:
+    except (Cancelled, KeyboardInterrupt):
         typer.echo("cancelled; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
 

@@ -16,7 +16,7 @@ from fpmsdk.collect.fake_launch import FAULTS
 from fpmsdk.collect.observed_campaign import observation_archive, requested_observation
 from fpmsdk.collect.options import parse_arguments
 from fpmsdk.collect.planner import build_plan
-from fpmsdk.collect.repeatability_entry import repetition_source, run_repetition
+from fpmsdk.collect.repeatability_entry import run_repetition
 from fpmsdk.errors import FpmSdkError
 
 
@@ -30,9 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse_arguments(sys.argv[1:] if argv is None else argv)
         if options.repeatability is not None:
-            source = repetition_source(options)
-            executor = executor_factory(source.executor, faults=os.environ.get(FAULTS, ""))
-            return run_repetition(options, source, executor)
+            return run_repetition(options, lambda name: executor_factory(name, faults=os.environ.get(FAULTS, "")))
         plan = build_plan(options, runtime_observation=requested_observation(options))
         if options.plan_only:
             print(json.dumps(plan.document, indent=2, sort_keys=True))

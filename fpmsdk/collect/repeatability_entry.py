@@ -6,25 +6,22 @@ Source: collector.md sections 1.1 and 7.4.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from fpmsdk.collect.executor import ExecutorFactory
 from fpmsdk.collect.options import CollectorOptions
-from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.repeatability_plan import RepeatPolicy, freeze, read_source
 from fpmsdk.collect.repeatability_run import repeat_campaign
 from fpmsdk.documents.strict import checked
-from fpmsdk.errors import OnboardError
 
 
-def repetition_source(options: CollectorOptions) -> CollectionPlan:
-    """The plan of the campaign that the options of a repetition name. Raises as `read_source`."""
-    if options.repeatability is None:
-        raise OnboardError("--repeatability-source-campaign: name the campaign to repeat", "repeatability")
-    return read_source(options.repeatability.source_campaign)
-
-
-def run_repetition(options: CollectorOptions, source: CollectionPlan, executor: ExecutorFactory) -> int:
+def run_repetition(options: CollectorOptions, executors: Callable[[str], ExecutorFactory]) -> int:
     """Print the frozen plan with `--plan-only`, else repeat the campaign and print the statuses of its report.
+
+    Parameters
+    ----------
+    options: with `repeatability`.
+    executors: the executor of a name, for the one that the campaign ran on.
 
     Returns
     -------
@@ -36,6 +33,7 @@ def run_repetition(options: CollectorOptions, source: CollectionPlan, executor: 
     """
     asked = options.repeatability
     assert asked is not None
+    source = read_source(asked.source_campaign)
     policy = checked(
         RepeatPolicy,
         {
@@ -57,7 +55,7 @@ def run_repetition(options: CollectorOptions, source: CollectionPlan, executor: 
         campaign_root=asked.source_campaign,
         checkpoint=asked.source_checkpoint,
         output_dir=asked.output_dir,
-        executor=executor,
+        executor=executors(source.executor),
         policy=policy,
         resume=options.resume,
         retry_failed=options.retry_failed,

@@ -16,9 +16,9 @@ from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.documents.evidence import file_evidence
 from fpmsdk.errors import CollectionError, OnboardError
-from fpmsdk.onboard.bindings import checkpoint_observations, verify_phase_bindings
 from fpmsdk.onboard.provenance import probe_manifest
 from fpmsdk.onboard.readiness_cell import cell_report
+from fpmsdk.onboard.readiness_memory import selected_memory
 from fpmsdk.onboard.request import SupportRequest
 
 REPORT_FILE = "fpm-readiness.json"
@@ -54,7 +54,6 @@ def assess_readiness(
     campaigns: list[dict[str, Any]] = []
     blockers: list[str] = []
     selected: dict[str, dict[str, Any]] = {}
-    bindings: dict[str, dict[str, Any] | str] = {}
     for is_smoke in (True, False):
         path = checkpoint_path(checkpoint_dir, smoke=is_smoke)
         if not path.exists():
@@ -64,21 +63,14 @@ def assess_readiness(
         campaigns.append(report)
         try:
             _read_campaign(request, root, path, is_smoke, expected_plan, report, selected)
-            if needs_memory:
-                _bind_memory(path, report, bindings)
         except _UNUSABLE as fault:
             report["errors"].append(str(fault))
             blockers.append(f"{kind}: {fault}")
     blockers += _selection_blockers(request, selected, expected_plan)
     compatibility = None
     if needs_memory:
-        unbound = [f"runtime memory: {fault}" for fault in bindings.values() if isinstance(fault, str)]
-        blockers += dict.fromkeys(unbound)
-        try:
-            found = [binding for binding in bindings.values() if not isinstance(binding, str)]
-            compatibility = verify_phase_bindings(request, found)
-        except _UNUSABLE as fault:
-            blockers.append(f"runtime memory: {fault}")
+        compatibility, unmet = selected_memory(request, campaigns, list(selected.values()))
+        blockers += unmet
     ready = bool(selected) and not blockers and all(cell["status"] == "ready" for cell in selected.values())
     return {
         "status": "ready" if ready else "blocked" if campaigns else "incomplete",
@@ -218,27 +210,6 @@ def _runtime_identity(request: SupportRequest, plan: CollectionPlan, campaign: P
         "runtime_observation": plan.runtime_observation,
         "scope": "what was asked for and frozen; what was observed is told cell by cell",
     }
-
-
-def _bind_memory(path: Path, report: Mapping[str, Any], bindings: dict[str, dict[str, Any] | str]) -> None:
-    """The memory evidence of every cell that a campaign stands for, or why there is none."""
-    checkpoint = read_checkpoint(path)
-    try:
-        index = file_evidence(checkpoint_observations(path, checkpoint))
-        shared: dict[str, Any] | str = {
-            "plan": {"path": report["source_plan"]["path"], "sha256": report["plan_sha256"]},
-            "checkpoint": {name: report["checkpoint"][name] for name in ("path", "sha256")},
-            "observations": {name: index[name] for name in ("path", "sha256")},
-            "attempt_id": checkpoint.get("runtime_observation_attempt_id"),
-        }
-    except _UNUSABLE as fault:
-        shared = f"{report['kind']}: {fault}"
-    for cell in report["cells"]:
-        name = cell["cell"]["cell_id"]
-        if name in bindings and name not in checkpoint["cells"]:
-            continue  # the formal campaign has not come to it
-        phase = {"phase": cell["cell"]["workload_kind"], "collector_attempt_id": cell["attempt_id"]}
-        bindings[name] = shared if isinstance(shared, str) else shared | phase
 
 
 def _selection_blockers(

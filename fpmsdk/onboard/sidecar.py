@@ -150,8 +150,21 @@ def _outcome(quantization: Mapping[str, Any], section: Mapping[str, Any]) -> dic
         algorithm = "fp8_block"
     names = ("kv_cache_quant_algo", "kv_cache_quant_method", "kv_cache_dtype")
     cache = normalized("kv_cache_quant_algo", section.get("kv_cache_quant_algo") or _first(quantization, names))
+    cache = cache or _scheme_algorithm(quantization.get("kv_cache_scheme"))
     outcome = {"quant_algo": algorithm, "kv_cache_quant_algo": cache, "quant_dynamic": is_dynamic(quantization)}
     return {name: value for name, value in outcome.items() if value is not None}
+
+
+def _scheme_algorithm(scheme: Any) -> str | None:
+    # As the collector reads a scheme, wider than what establishes a precision on its own.
+    if not isinstance(scheme, dict):
+        return None
+    kind, bits = str(scheme.get("type", "")).lower(), scheme.get("num_bits")
+    if "fp8" in kind:
+        return "fp8"
+    if kind != "float" or type(bits) is not int:
+        return None
+    return "fp8" if bits <= 8 else "bfloat16" if bits >= 16 else None
 
 
 def _first(quantization: Mapping[str, Any], names: tuple[str, ...]) -> Any:

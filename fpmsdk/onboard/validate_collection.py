@@ -21,6 +21,7 @@ from fpmsdk.collect.repeatability_plan import PLAN_FILE
 from fpmsdk.collect.repeatability_run import repeat_campaign
 from fpmsdk.documents.canonical import pretty_bytes, read_document, write_document
 from fpmsdk.documents.evidence import file_evidence
+from fpmsdk.documents.lock import exclusive
 from fpmsdk.errors import EvidenceError, OnboardError
 from fpmsdk.files import sha256, write_directory
 from fpmsdk.onboard.collection_gates import (
@@ -45,6 +46,7 @@ POLICY_FILE = "policy.json"
 _CAMPAIGN_FILE = "campaign.json"
 _SELECTION_FILE = "repeatability-selection.json"
 _ASSESSMENT_FILE = "repeatability-assessment.json"
+_LOCK_FILE = ".validation.lock"
 _OUTPUT = "--validation-output-dir"
 
 
@@ -133,25 +135,36 @@ def validate_collection(validation: CollectionValidation) -> dict[str, Any]:
             output, begun, [path for path in (folder, validation.config, validation.policy, repeats) if path]
         )
         output = output.resolve()
-    run = _Assessment(request, source, policy, frozen, output, report)
-    run.interpolation()
-    repeats = repeats or output / "repeatability"
-    if validation.execute:
-        repeat_campaign(
-            source.plan,
-            campaign_root=source.campaign,
-            checkpoint=source.checkpoint,
-            output_dir=repeats,
-            executor=validation.executors(source.plan.executor),
-            policy=repeat_policy(policy),
-            resume=validation.resume and repeats.exists(),
-            retry_failed=validation.retry_failed and repeats.exists(),
-            evidence_version=frozen.get("observation_evidence_version", 1),
-        )
-    if repeats.exists():
-        run.repeatability(repeats)
-    run.save()
+    with exclusive(output / _LOCK_FILE, f"the assessment in {output}"):
+        run = _Assessment(request, source, policy, frozen, output, report)
+        run.interpolation()
+        repeats = repeats or output / "repeatability"
+        if validation.execute:
+            _repeat(validation, source, frozen, policy, repeats)
+        if repeats.exists():
+            run.repeatability(repeats)
+        run.save()
     return report
+
+
+def _repeat(
+    validation: CollectionValidation,
+    source: CollectionSource,
+    frozen: Mapping[str, Any],
+    policy: ValidationPolicy,
+    repeats: Path,
+) -> None:
+    repeat_campaign(
+        source.plan,
+        campaign_root=source.campaign,
+        checkpoint=source.checkpoint,
+        output_dir=repeats,
+        executor=validation.executors(source.plan.executor),
+        policy=repeat_policy(policy),
+        resume=validation.resume and repeats.exists(),
+        retry_failed=validation.retry_failed and repeats.exists(),
+        evidence_version=frozen.get("observation_evidence_version", 1),
+    )
 
 
 def exit_code(validation: CollectionValidation, report: Mapping[str, Any]) -> int:

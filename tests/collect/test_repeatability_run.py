@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import fpmsdk.collect.__main__ as collector_entry
 from fpmsdk.collect import repeatability_evidence, repeatability_run
 from fpmsdk.collect.plan import plan_digest
 from fpmsdk.collect.repeatability_assess import assess
@@ -490,3 +491,36 @@ def test_a_report_of_schema_1_is_shown_and_never_upgraded(source):
     (output / "first" / "new").write_text("")
     with pytest.raises(EvidenceError, match="files changed"):
         assess(frozen, report, cv_threshold=0.1)
+
+
+# --- the collector's own entry ---
+
+
+def collector(source, *options):
+    root, checkpoint = source
+    return collector_entry.main(
+        [
+            *("--repeatability-source-campaign", str(root), "--repeatability-source-checkpoint", str(checkpoint)),
+            *("--repeatability-output-dir", str(root.parent / "repeats"), "--repeatability-samples", "2", *options),
+        ]
+    )
+
+
+def test_the_collector_prints_the_frozen_plan_when_asked_for_it(source, capsys):
+    assert collector(source, "--plan-only") == 0
+    assert json.loads(capsys.readouterr().out) == freeze(PLAN, *source, TWO)
+    assert not (source[0].parent / "repeats").exists()
+
+
+def test_the_collector_exits_with_0_only_when_a_repetition_passed(source, launches, monkeypatch, capsys):
+    monkeypatch.setattr(collector_entry, "executor_factory", lambda name, faults: Executor())
+    assert collector(source) == 1
+    assert json.loads(capsys.readouterr().out)["status"] == "incomplete"
+    assert launches.count == 4
+    assert collector(source) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_the_collector_refuses_an_executor_that_it_cannot_drive(source, capsys):
+    assert collector(source) == 2
+    assert "executor kubernetes" in capsys.readouterr().err

@@ -97,6 +97,8 @@ def test_compressed_tensors_beside_a_sidecar_quantise_what_they_do_not_ignore(tm
         (section(quant_algo="FP8", kv_cache_quant_algo="FP8"), {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, {},
          "config.json says 'int8'"),
         (section(quant_algo="FP8", kv_cache_quant_algo="none"), {"kv_cache_scheme": "FP8"}, {}, "kv_cache_quant_algo"),
+        (section(quant_algo="FP8", kv_cache_quant_algo="FP8"), {"kv_cache_scheme": {"num_bits": 16, "type": "float"}},
+         {}, "config.json says 'bfloat16'"),
         (section(quant_algo="FP8", quantization_algo="NVFP4"), None, {}, "two algorithms"),
         (section(quant_algo=8), None, {}, "must be text"),
         (section(quant_algo=""), None, {}, "must be text"),

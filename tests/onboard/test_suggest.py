@@ -109,6 +109,18 @@ def test_a_grouped_cache_counts_the_most_pages_of_one_request(tmp_path, systems)
     assert unlabelled.default is None
 
 
+@pytest.mark.parametrize("role", ["aggregated", "prefill", "decode"])
+def test_a_grouped_cache_of_one_role_is_assessed_like_any(tmp_path, systems, role):
+    config = load_model_config(write_config(tmp_path, SMALL | {"sliding_window": 64}))
+    document = {"identity": IDENTITY, "search": {"context_length": 4096}}
+    overrides = BFLOAT16 | {"cache_block_sizes": {"sliding_attention": 16}}
+    untagged = suggest_topologies(config, SupportRequest.model_validate(document), overrides)
+    tagged = suggest_topologies(config, SupportRequest.model_validate(document | {"worker_type": role}), overrides)
+    assert shown(tagged) == shown(untagged) == [("tp", 1, "estimated_fit"), ("tp", 2, "estimated_fit")]
+    assert tagged.default.estimated_required_bytes == untagged.default.estimated_required_bytes
+    assert tagged.default.draft.profile.deployments[0].worker_type == role
+
+
 @pytest.mark.parametrize("name", ["weights_bytes", "kv_bytes_per_token"])
 def test_bytes_of_one_rank_are_not_carried_over(tmp_path, systems, name):
     with pytest.raises(OnboardError, match=f"{name} belong to one topology"):

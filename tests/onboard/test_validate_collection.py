@@ -5,15 +5,19 @@ Source: onboarding.md section 8.2, onboarding-transcripts.md section 5 (7, 8).
 """
 
 import json
+import re
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
+from fpmsdk.cli.app import app
 from fpmsdk.collect import repeatability_run
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.documents.evidence import file_evidence, manifest
+from fpmsdk.documents.lock import exclusive
 from fpmsdk.errors import CollectionError, EvidenceError, OnboardError
-from fpmsdk.onboard.collection_gates import overall, repeatability_status
+from fpmsdk.onboard.collection_gates import overall, repeatability_status, run_holdout
 from fpmsdk.onboard.policy import POLICY_V1, ValidationPolicy
 from fpmsdk.onboard.validate_collection import CollectionValidation, exit_code, validate_collection
 from tests.onboard.collected import systems
@@ -118,6 +122,7 @@ def test_files_of_an_assessment_and_what_they_refer_to(collection, tmp_path):
     report = validate(collection, output, policy=policy(tmp_path))
     assert read_document(output / "collection-validation.json") == report
     assert {place.name for place in output.iterdir()} == {
+        ".validation.lock",
         "policy.json",
         "campaign.json",
         "repeatability-selection.json",
@@ -334,6 +339,68 @@ def test_the_output_is_apart_from_everything_that_is_read(collection, tmp_path):
         validate(collection, tmp_path / "used")
     with pytest.raises(OnboardError, match=r"policy\.json"):
         validate(collection, tmp_path / "nothing", resume=True)
+
+
+def test_one_process_works_on_an_assessment_at_a_time(collection, tmp_path):
+    output = tmp_path / "quality"
+    validate(collection, output, policy=policy(tmp_path))
+    with (
+        exclusive(output / ".validation.lock", "the assessment"),
+        pytest.raises(OnboardError, match="another process works on the assessment"),
+    ):
+        validate(collection, output, resume=True)
+
+
+# --- the command ---
+
+
+def command(collection, output, *options):
+    folder, file = collection
+    words = ("-c", str(file), "--output-dir", str(folder), "--validation-output-dir", str(output), *map(str, options))
+    return CliRunner().invoke(app, ["onboard", "validate-collection", *words])
+
+
+def test_the_command_prints_every_gate_and_exits_as_specified(collection, tmp_path):
+    looked = command(collection, tmp_path / "quality", "--policy", policy(tmp_path))
+    assert looked.exit_code == 0
+    assert [line.strip() for line in looked.stdout.splitlines()[:4]] == [
+        "point_validity: passed",
+        "execution: incomplete",
+        "repeatability: incomplete",
+        "interpolation: passed",
+    ]
+    assert "Collection validation: incomplete; serving accuracy: not assessed. Saved" in looked.stdout
+    strict = policy(tmp_path, interpolation={"max_p95_relative_error": 0.0})
+    assert command(collection, tmp_path / "strict", "--policy", strict).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--retry-failed"], "--retry-failed"),
+        (["--resume"], "no such policy file"),
+        (["--policy", "none.json"], "none.json"),
+        (["--repeatability-dir", "none"], "there is no assessment to go on with|missing"),
+        (["--execute"], "executor kubernetes"),
+    ],
+)
+def test_the_command_exits_with_2_for_rejected_input(collection, tmp_path, options, reason):
+    ran = command(collection, tmp_path / "quality", "--policy", policy(tmp_path), *options)
+    if "--resume" in options or "none.json" in options:
+        ran = command(collection, tmp_path / "quality", *options)
+    assert ran.exit_code == 2
+    assert re.search(reason, ran.stderr)
+
+
+def test_an_interrupted_command_exits_with_130(collection, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fpmsdk.onboard.validate_collection.run_holdout", interrupt)
+    assert command(collection, tmp_path / "quality").exit_code == 130
+    monkeypatch.setattr("fpmsdk.onboard.validate_collection.run_holdout", run_holdout)
+    resumed = command(collection, tmp_path / "quality", "--resume")
+    assert "interpolation: passed" in resumed.stdout
 
 
 def change_json(name, change):

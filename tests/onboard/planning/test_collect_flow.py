@@ -4,10 +4,16 @@ Everything is the product's own, from planning to readiness; only the engine is 
 """
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+import fpmsdk
 from fpmsdk.documents.strict import checked
 from fpmsdk.onboard import collector_run
 from fpmsdk.onboard.request import SupportRequest
@@ -259,6 +265,36 @@ def test_ctrl_c_exits_with_130_and_is_resumed(plan, collect, folder, monkeypatch
     assert ran.exit_code == 130 and "pass --resume" in ran.stderr
     monkeypatch.setattr(collector_run, "run_campaign", pressed)
     assert collect(path, "--execute", "--smoke", "--resume")["status"] == "ready"
+
+
+def test_a_collection_that_was_killed_keeps_what_it_has_and_is_resumed(plan, collect, folder):
+    path = plan()
+    collect(path, *FAKE, "--execute", "--smoke")
+    # The process dies between the cells: the first has passed, the second has not begun.
+    script = (
+        "import os, signal, sys\n"
+        "from fpmsdk.collect import campaign\n"
+        "attempt, count = campaign.run_attempt, iter(range(9))\n"
+        "def killed(*arguments, **options):\n"
+        "    if next(count) == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return attempt(*arguments, **options)\n"
+        "campaign.run_attempt = killed\n"
+        "from fpmsdk.cli import main\n"
+        "main()\n"
+    )
+    words = ["onboard", "collect-fpm", "-c", path, "--output-dir", str(folder), "--execute"]
+    environment = os.environ | {"PYTHONPATH": str(Path(fpmsdk.__file__).parents[1])}
+    ended = subprocess.run([sys.executable, "-c", script, *words], env=environment, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    checkpoint = folder / "runtime-resolved" / "fpm-checkpoint" / "fpm_forward.json"
+    first = {name: cell["attempt_id"] for name, cell in json.loads(checkpoint.read_text())["cells"].items()}
+    assert len(first) == 1
+    assert "pass --resume" in rejection_of(*words)
+    assert "execution_error" not in collect(path, "--execute", "--resume")
+    cells = json.loads(checkpoint.read_text())["cells"]
+    assert {cell["status"] for cell in cells.values()} == {"passed"} and len(cells) == 2
+    # The attempt that had passed was not run again.
+    assert first.items() <= {name: cell["attempt_id"] for name, cell in cells.items()}.items()
 
 
 @pytest.mark.parametrize("executor", [("--image", "registry/x:1"), ("--executor", "slurm", "--image", "x.sqsh")])

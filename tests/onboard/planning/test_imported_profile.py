@@ -241,7 +241,7 @@ def test_a_probe_warns_of_explicit_captures_too(session, tmp_path, policy, warns
 
 
 def test_a_probed_model_is_collected_under_its_accepted_profile(session, tmp_path, monkeypatch):
-    """Probe, import, acceptance and a smoke run with the fake engine and its observers."""
+    """Probe, import, acceptance, smoke and formal collection with the fake engine and its observers."""
     monkeypatch.setenv("FPM_COLLECTOR_SOURCE_REVISION", "0" * 40)
     label = {"draft_request": {"fpm_profile": None}, "inputs": {"collection_deployment": None}}
     save_checkpoint(
@@ -260,6 +260,11 @@ def test_a_probed_model_is_collected_under_its_accepted_profile(session, tmp_pat
     request, folder = request_of(session), tmp_path / "plan"
     create_plan(request, folder)
     collect = ("onboard", "collect-fpm", "-c", str(folder / "request.yaml"), "--output-dir", str(folder), "--execute")
-    smoke = json.loads(run(*collect, "--smoke").stdout)
-    assert smoke["collector_exit_status"] == 0, smoke["blockers"]
-    assert len(list(folder.glob("fpm-artifacts/*/smoke/runtime-observations.json"))) == 1
+    smoke = run(*collect, "--smoke")
+    assert smoke.exit_code == 0, json.loads(smoke.stdout)["blockers"]
+    assert json.loads(smoke.stdout)["runtime_compatibility"]["status"] == "complete"
+    formal = run(*collect)
+    assert formal.exit_code == 0, formal.stderr
+    compatibility = json.loads((folder / "runtime-compatibility.json").read_text())["compatibility"]
+    assert compatibility["status"] == "compatible"
+    assert compatibility["observations_index"].startswith(str(folder / "fpm-artifacts"))

@@ -1,5 +1,6 @@
 """The folder of a plan: what may be written into it, what it is compared with, and what interruptions leave."""
 
+import errno
 import json
 import os
 import signal
@@ -238,6 +239,10 @@ def test_two_processes_do_not_plan_in_one_folder(planned, folder):
         pass
 
 
+# The order in which a first plan is written.
+GENERATED_IN_ORDER = {0: "request.yaml", 3: "fpm-model-profile.json", 6: "support-plan.json"}
+
+
 class Killed(BaseException):
     """What stands for SIGKILL: nothing after it runs in the writer."""
 
@@ -288,6 +293,23 @@ def test_a_refresh_that_was_killed_is_completed(planned, folder, monkeypatch, wr
     create_plan(request, folder, overwrite=True)
     check_plan(request, folder)
     assert b"input_tokens: 77" in (folder / "predict" / "pilot.yaml").read_bytes()
+
+
+@pytest.mark.parametrize("write", [0, 3, 6])
+def test_a_full_disk_names_the_file_and_is_completed_later(request_of, folder, monkeypatch, write):
+    count, real = iter(range(100)), os.fsync
+
+    def full(descriptor):
+        if next(count) == write:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(planning.os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device.*{GENERATED_IN_ORDER[write]}"):
+        create_plan(request_of(), folder)
+    assert not list(folder.rglob(".fpmsdk-*"))
+    create_plan(request_of(), folder, overwrite=True)
+    check_plan(request_of(), folder)
 
 
 def test_a_completion_compares_what_is_there(request_of, folder, monkeypatch):
