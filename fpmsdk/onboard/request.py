@@ -19,10 +19,10 @@ from fpmsdk.documents.canonical import digest
 from fpmsdk.documents.strict import StrictDocument, checked
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.choices import WorkerType
+from fpmsdk.onboard.collection_settings import collection_settings
 from fpmsdk.onboard.request_sections import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_NUM_TOKENS,
-    DEFAULT_PREFILL_CAPTURE,
     REFERENCE_CONTEXT_TOKENS,
     ROLE_GRAPH_FIELDS,
     TOPOLOGY_FIELDS,
@@ -37,7 +37,6 @@ SCHEMA: Literal["aisimulate-support-request/v2"] = "aisimulate-support-request/v
 _FIRST_SCHEMA = "aisimulate-support-request/v1"
 # What the first schema meant by a request without a context limit.
 _FIRST_CONTEXT_TOKENS = 16_384
-_SET = "set for this collection"
 _OBSOLETE = {"identity": ("gpu_count", "node_count", "gpus_per_node"), "search": ("max_candidates",)}
 
 
@@ -247,44 +246,7 @@ class SupportRequest(StrictDocument):
 
     def collection_settings(self) -> dict[str, Any]:
         """Resolved limits and graph policy of the measured engine, with where each value comes from (`sources`)."""
-        collection = self.collection
-        settings: dict[str, Any] = {"context_length": self.search.context_length, **self.scheduler_limits()}
-        settings["max_prefill_cudagraph_size"] = collection.max_prefill_cudagraph_size or DEFAULT_PREFILL_CAPTURE
-        for name in ROLE_GRAPH_FIELDS:
-            if (value := getattr(collection, name)) is not None:
-                settings[name] = value
-        if "prefill_cudagraph_policy" in collection.model_fields_set:
-            settings["prefill_cudagraph_policy"] = collection.prefill_cudagraph_policy
-            if collection.prefill_cudagraph_policy == "runtime":
-                settings["max_prefill_cudagraph_size"] = None
-        if collection.gpu_memory_utilization is not None:
-            settings["gpu_memory_utilization"] = collection.gpu_memory_utilization
-        settings["sources"] = {name: self._source(name) for name in settings}
-        return settings
-
-    def _source(self, setting: str) -> str:
-        """Where a resolved setting comes from, for the reader of a plan."""
-        deployment = self.profile_deployment()
-        memory = None if deployment is None else deployment.resources.runtime_memory
-        limit = "bound of the reviewed profile" if deployment is not None else "initial policy, to be reviewed"
-        sources = {
-            "context_length": f"reviewed limit of one request; proposed at most {REFERENCE_CONTEXT_TOKENS} tokens",
-            "max_batched_tokens": limit if self.collection.max_num_tokens is None else _SET,
-            "max_sequences": limit if self.collection.max_batch_size is None else _SET,
-            "max_prefill_cudagraph_size": _SET
-            if self.collection.max_prefill_cudagraph_size is not None
-            else "default of the collector, to be reviewed",
-            "prefill_cudagraph_policy": "reviewed graph policy",
-            "gpu_memory_utilization": "reviewed fraction of a GPU's memory; whether it fits is not known yet",
-        } | dict.fromkeys(ROLE_GRAPH_FIELDS, "reviewed for this role")
-        if self.collection.prefill_cudagraph_policy == "runtime":
-            sources["max_prefill_cudagraph_size"] = "left to the runtime"
-        if memory is not None:
-            sources["context_length"] = f"reviewed, within the observed limit of {memory.max_model_len} tokens"
-            sources["gpu_memory_utilization"] = (
-                f"fraction {memory.gpu_memory_utilization} under which memory was observed"
-            )
-        return sources[setting]
+        return collection_settings(self)
 
     # --- written forms ---
 

@@ -5,6 +5,8 @@ Source: onboarding.md section 8.2, collector.md sections 7.4 and 11.
 """
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -136,3 +138,21 @@ def test_a_single_role_is_validated_in_its_own_phase(tmp_path, monkeypatch):
     holdout = read_document(tmp_path / "quality" / "holdout" / "interpolation-validation.json")
     assert set(holdout["phases"]) == {"decode"}
     assert {point["phase"] for point in repetition(tmp_path)["points"]} == {"decode"}
+
+
+def test_whenever_a_validation_is_killed_it_is_gone_on_with_and_no_launch_is_lost(tmp_path, monkeypatch):
+    systems(tmp_path, monkeypatch)
+    folder, file = faked(tmp_path, role="decode")
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps(POLICY | {"repeatability": ROOM | {"samples": 2}}))
+    stride = "17"  # every so many steps, to be quick; a whole validation has about 150
+    words = (str(folder), str(file), str(policy), str(tmp_path), stride)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.onboard.killed_validation", *words], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    *interrupted, last = json.loads(ran.stdout)
+    assert last["killed"] is False
+    assert len(interrupted) >= 5
+    assert {outcome["status"] for outcome in [*interrupted, last]} == {"passed"}
+    assert {tuple(outcome["passed"]) for outcome in interrupted} == {(1, 1)}
