@@ -37,12 +37,14 @@ def request_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
 
     Raises
     ------
-    OnboardError: it is there without `overwrite`, is no file, or its directory cannot be written.
+    OnboardError: it is there without `overwrite`, is a link or no file, or its directory cannot be written.
     """
     target = Path(path).expanduser().absolute()
-    if target.is_dir() or (target.exists() and not target.is_file()):
+    if target.is_symlink():
+        raise OnboardError(f"--output {target}: a symbolic link is not written to; remove it", "--output")
+    if target.exists() and not target.is_file():
         raise OnboardError(f"--output {target}: must be a file", "--output")
-    if (target.exists() or target.is_symlink()) and not overwrite:
+    if target.exists() and not overwrite:
         raise OnboardError(f"--output {target}: exists; pass --overwrite to replace it", "--output")
     _check_writable(target, "--output")
     return target

@@ -32,7 +32,10 @@ class Talk:
             self.tell(f"  {name}: {value} (source: {sources[name]})")
 
     def ask(self, question: str) -> str:
-        """The answer to a question, without blanks around it. Raises `Cancelled` at the end of input."""
+        """The answer to a question, without blanks around it.
+
+        Raises: `NotInteractiveError` without anybody to ask; `Cancelled` at the end of a terminal's input.
+        """
         raise NotInteractiveError(question)
 
 

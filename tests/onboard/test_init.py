@@ -405,9 +405,13 @@ def test_a_request_is_written_only_where_nothing_is(tmp_path):
 
 def test_a_target_that_cannot_be_a_request_is_refused_at_once(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for target, found in ((tmp_path, "must be a file"), (tmp_path / "link", "exists"), ("/dev/null/x", "no directory")):
+    for target, found in (
+        (tmp_path, "must be a file"),
+        (tmp_path / "link", "symbolic link"),
+        ("/dev/null/x", "no directory"),
+    ):
         with pytest.raises(OnboardError, match=found):
-            request_target(target, overwrite=False)
+            request_target(target, overwrite=True)
 
 
 def test_a_directory_is_filled_whole_or_not_at_all(options, tmp_path, monkeypatch):
