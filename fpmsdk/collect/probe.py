@@ -15,6 +15,7 @@ from typing import Any
 from fpmsdk.collect.cpu_policy import CPU_BIND, CPUS_PER_TASK
 from fpmsdk.collect.executor import ExecutorFactory
 from fpmsdk.collect.instrumentation import InstrumentationBundle, contained_file, load_instrumentation
+from fpmsdk.collect.interrupts import sigterm_interrupts
 from fpmsdk.collect.observation_index import INDEX_SCHEMA, read_index
 from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.probe_attempt import clean_up_attempt, is_reusable, run_attempt
@@ -67,7 +68,7 @@ def run_probe(
     if not (root / PLAN_FILE).exists() and not _is_fresh(root):
         raise OnboardError(f"{root}: holds something else than a probe; choose a fresh folder", "--output-dir")
     root.mkdir(parents=True, exist_ok=True)
-    with exclusive(root / LOCK_FILE, f"the probe in {root}"):
+    with exclusive(root / LOCK_FILE, f"the probe in {root}"), sigterm_interrupts():
         index_path = root / INDEX_FILE
         if executor is not None and index_path.exists() and not resume:
             raise OnboardError(

@@ -213,6 +213,41 @@ def test_the_command_asks_for_two_samples_of_every_axis_and_the_observed_classes
         assert words in command
 
 
+def test_graphs_of_an_aggregated_role_reach_both_phases_and_a_single_role_keeps_its_own(session):
+    graphs = {
+        "prefill_cudagraph_policy": "runtime",
+        "cudagraph_mode": "FULL_AND_PIECEWISE",
+        "cudagraph_capture_sizes": [1, 2, 4],
+    }
+    drafts = {role: {**EXAMPLE, "worker_type": role, "collection": graphs} for role in ("aggregated", "decode")}
+    made = session({role: {"draft_request": draft} for role, draft in drafts.items()})
+    found = probe(made)["configurations"]
+    assert {role: sorted(result["phases"]) for role, result in found.items()} == {
+        "aggregated": ["decode", "prefill"],
+        "decode": ["decode"],
+    }
+    for result in found.values():
+        for phase in result["phases"].values():
+            command = json.loads(Path(phase["generator_request"]).read_text())["params"]["agg"]["command"]
+            compilation = json.loads(command[command.index("--compilation-config") + 1])
+            assert compilation == {
+                "cudagraph_mode": "FULL_AND_PIECEWISE",
+                "cudagraph_capture_sizes": [1, 2, 4],
+                "max_cudagraph_capture_size": 4,
+            }
+
+
+@pytest.mark.parametrize(("cache", "path"), [("claim", "org/model"), ("claim:/models:org/model", "/models/org/model")])
+def test_both_layouts_of_a_model_cache_render_for_both_phases(session, cache, path):
+    made = session()
+    found = probe(made, deployment={"executor": "kubernetes", "model_cache": cache})["configurations"]["tp1"]
+    assert found["status"] == "preview", found
+    for phase in found["phases"].values():
+        command = json.loads(Path(phase["generator_request"]).read_text())["params"]["agg"]["command"]
+        assert command[command.index("--model") + 1] == path
+        assert command[command.index("--served-model-name") + 1] == "org/model"
+
+
 def test_the_start_script_unpacks_only_the_frozen_observers(session, tmp_path):
     made = session()
     found = probe(made)["configurations"]["tp1"]
