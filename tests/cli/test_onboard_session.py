@@ -179,3 +179,17 @@ def test_an_incomplete_import_exits_with_1(session):
         *("--output-dir", session.folder / "drafts", "--configuration", "role"),
     )
     assert (done.exit_code, json.loads(done.stdout)["status"]) == (1, "incomplete")
+
+
+def test_an_interrupted_probe_exits_with_130_and_the_session_stays(session, monkeypatch):
+    def interrupted(executor, units, timeout_seconds=0.0):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fpmsdk.collect.fake_executor.FakeExecutor.execute", interrupted)
+    options = ("--executor", "fake", "--image", "I", "--instrumentation", session.bundle, "--execute")
+    code, told = probe(session, *options)
+    assert (code, "--resume" in told, session.state.revision) == (130, True, 1)
+    monkeypatch.undo()
+    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", str(session.systems))
+    code, result = probe(session, *options, "--resume")
+    assert (code, result["status"]) == (0, "completed")
