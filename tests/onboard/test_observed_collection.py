@@ -108,6 +108,10 @@ def test_a_finalised_profile_is_accepted_from_the_collection_it_came_of(journey)
     resolved = journey.folder / "resolved"
     run("finalize", *plan, "--output-dir", journey.folder / "plan", "--resolved-output-dir", resolved)
     finalised = load_request(resolved / "request.yaml")
+    forged = finalised.document()
+    forged["fpm_profile"]["deployments"][0]["resources"]["runtime_memory"]["kv_cache_bytes"] *= 2
+    with pytest.raises(EvidenceError, match="gives another request than the finalised one"):
+        journey.save({"configurations": {"tp1": {"draft_request": forged}}})
     journey.save({"configurations": {"tp1": {"draft_request": finalised.document()}}})
     # The files of the draft that it came of are history now, and have to be said to be.
     with pytest.raises(OnboardError, match="is not the current draft's"):
