@@ -44,6 +44,7 @@ GUIDES = [
     "collection.md",
     "telemetry.md",
     "onboarding.md",
+    "runtime-probes.md",
 ]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fpmsdk.cli.console import NEGATIVE_RESULT
+from fpmsdk.cli.console import INTERRUPTED, NEGATIVE_RESULT
 from fpmsdk.cli.deployment_options import (
     BindOption,
     CacheOption,
@@ -46,7 +46,7 @@ def probe_runtime(
 ) -> None:
     """Preview or run the runtime probes of a session, as one JSON object.
 
-    Exits with 1 unless every selected configuration was previewed or completed.
+    Exits with 1 unless every selected configuration was previewed or completed, with 130 when it was interrupted.
     """
     from fpmsdk.collect.executors import executor_factory
     from fpmsdk.onboard.checkpoint import checkpoint_path
@@ -65,18 +65,22 @@ def probe_runtime(
         image_pull_secret=image_pull_secret,
         dynamo_version=dynamo_version,
     )
-    result = probe_runtime(
-        checkpoint_path(checkpoint),
-        output_dir,
-        configurations=configuration,
-        instrumentation=instrumentation,
-        deployment=None if options is None else options.model_dump(mode="json", exclude_unset=True),
-        executors=executor_factory if execute else None,
-        detect_version=lambda where: detect_versions(where).backend_version,
-        resume=resume,
-    )
-    for configuration_report in result["configurations"].values():
-        _warn_of_graphs(configuration_report.get("launch"))
+    try:
+        result = probe_runtime(
+            checkpoint_path(checkpoint),
+            output_dir,
+            configurations=configuration,
+            instrumentation=instrumentation,
+            deployment=None if options is None else options.model_dump(mode="json", exclude_unset=True),
+            executors=executor_factory if execute else None,
+            detect_version=lambda where: detect_versions(where).backend_version,
+            resume=resume,
+        )
+        for configuration_report in result["configurations"].values():
+            _warn_of_graphs(configuration_report.get("launch"))
+    except KeyboardInterrupt:
+        typer.echo("interrupted; what ran was cleaned up; pass --resume to continue", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     typer.echo(pretty_bytes(result).decode(), nl=False)
     if result["status"] not in ("preview", "completed"):
         raise typer.Exit(NEGATIVE_RESULT)

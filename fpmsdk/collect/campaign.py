@@ -5,11 +5,8 @@ Source: collector.md section 2.
 
 from __future__ import annotations
 
-import signal
-import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from fpmsdk.collect.checkpoint import Checkpoint, campaign_lock
 from fpmsdk.collect.cpu_policy import require_cpu_policy
 from fpmsdk.collect.deployment_inputs import with_warm_up
 from fpmsdk.collect.executor import ExecutorFactory
+from fpmsdk.collect.interrupts import sigterm_interrupts
 from fpmsdk.collect.paths import INPUTS, PLAN, RUN_MANIFEST, campaign_root, checkpoint_path
 from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.publication import IncompleteCampaign, is_published, publish
@@ -82,7 +80,7 @@ def run_campaign(
     folder = checkpoint_dir.expanduser().resolve()
     root.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    with campaign_lock(checkpoint_path(folder, smoke=smoke), root), _sigterm_interrupts():
+    with campaign_lock(checkpoint_path(folder, smoke=smoke), root), sigterm_interrupts():
         checkpoint = Checkpoint.open(plan, folder, smoke=smoke, resume=resume)
         write_document(root / PLAN, plan.document)
         write_document(root / INPUTS, with_warm_up(deployment or {}))
@@ -238,20 +236,3 @@ def _conclude(
 def _has_something(context: AttemptContext, complete: bool, publish_partial: bool) -> bool:
     passed = [cell for cell in context.plan.cells if context.checkpoint.status(cell.cell_id) == "passed"]
     return complete or (publish_partial and bool(passed))
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    # Campaigns in the background are ended with SIGTERM, and are to clean up as after Ctrl-C.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from fpmsdk.collect.cache_pool import PoolAccounting
 from fpmsdk.collect.instrumentation import (
     OBSERVATION_SCHEMA,
     InstrumentationBundle,
@@ -24,6 +23,7 @@ from fpmsdk.collect.instrumentation import (
 )
 from fpmsdk.collect.observation import checked_record, same
 from fpmsdk.collect.observation_geometry import checked_geometry
+from fpmsdk.collect.observation_ranks import Collected, add_capacity, add_rank, agree
 from fpmsdk.collect.probe_launch import expected_ranks, launched_settings, phases_of
 from fpmsdk.collect.runtime_settings import cache_dtype, check_one_engine
 from fpmsdk.collect.topology import Topology
@@ -38,7 +38,6 @@ from fpmsdk.perfdb.hardware import SystemSpec
 
 INDEX_SCHEMA = "aisimulate-runtime-observations/v1"
 LAUNCH_SCHEMA = "aisimulate-runtime-probe-launch/v1"
-_HARDWARE = ("gpu", "device_name", "sm")
 _SCOPE = (
     "Memory of the whole worker, with every component that it loaded. The digest of the model's configuration says "
     "nothing of the weights; checked observations are no run of their own."
@@ -179,21 +178,6 @@ def _told(fault: Exception) -> str:
     return f"malformed evidence: {type(fault).__name__} {fault}"
 
 
-@dataclass
-class _Collected:
-    # What the ranks seen so far have in common, and what each of them adds.
-    settings: dict[str, Any] | None = None
-    hardware: dict[str, Any] | None = None
-    geometry: list[dict[str, Any]] | None = None
-    groups: list[dict[str, Any]] | None = None
-    capacities: list[dict[str, Any]] = field(default_factory=list)
-    artifacts: list[dict[str, Any]] = field(default_factory=list)
-    launch_artifacts: list[dict[str, Any]] = field(default_factory=list)
-    runtime_artifacts: list[dict[str, Any]] = field(default_factory=list)
-    bound_imports: list[bool] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-
-
 def _observed(
     index_path: Path, label: str, saved: Any, launch: Mapping[str, Any], phase: str | None, attempt_id: str | None
 ) -> Observed:
@@ -211,7 +195,7 @@ def _observed(
     if phase is not None and (phase not in required or phase not in recorded or recorded - set(required)):
         raise EvidenceError(f"phases: expected {phase} among {', '.join(required)}, found {sorted(recorded)}")
     binding = {"attempt_id": attempt["attempt_id"], "configuration": label, "bundle_sha256": bundle.sha256}
-    collected, sm_version = _Collected(), described_system(launch["identity"]["gpu"]).sm_version
+    collected, sm_version = Collected(), described_system(launch["identity"]["gpu"]).sm_version
     selected = {} if not isinstance(phases, dict) else phases
     for name in required if phase is None else (phase,):
         _add_phase(collected, root, selected[name], launch, bundle, {**binding, "phase": name}, sm_version)
@@ -243,7 +227,7 @@ def _verified(root: Path, reference: Any) -> Path:
 
 
 def _add_phase(
-    collected: _Collected,
+    collected: Collected,
     root: Path,
     recorded: Mapping[str, Any],
     launch: Mapping[str, Any],
@@ -273,9 +257,9 @@ def _add_phase(
                 import_binding=import_binding,
                 sm_version=sm_version,
             )
-            _add_rank(record, Topology.from_document(launch["topology"]), workers, schedulers)
+            add_rank(record, Topology.from_document(launch["topology"]), workers, schedulers)
             if record["kind"] == "worker":
-                _agree(collected, record, config)
+                agree(collected, record, config)
         except EvidenceError as fault:
             raise EvidenceError(where + str(fault), str(path)) from None
         collected.artifacts.append({"path": reference["path"], "sha256": reference["sha256"], "evidence": record})
@@ -288,11 +272,11 @@ def _add_phase(
         groups, pool = checked_geometry(
             worker["cache"], schedulers[dp]["cache"], cache_dtype(worker["resolved_config"])
         )
-        _add_capacity(collected, worker, groups, pool, {"phase": binding["phase"], "dp_rank": dp, "tp_rank": tp})
+        add_capacity(collected, worker, groups, pool, {"phase": binding["phase"], "dp_rank": dp, "tp_rank": tp})
 
 
 def _artifacts(
-    collected: _Collected, root: Path, recorded: Mapping[str, Any]
+    collected: Collected, root: Path, recorded: Mapping[str, Any]
 ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     references = recorded.get("artifacts")
     if not isinstance(references, list):
@@ -308,63 +292,8 @@ def _artifacts(
             collected.runtime_artifacts.append(copy.deepcopy(reference))
 
 
-def _add_rank(
-    record: Mapping[str, Any], topology: Topology, workers: dict[tuple[int, int], Any], schedulers: dict[int, Any]
-) -> None:
-    dp, tp, pp = (record.get(name) for name in ("dp_rank", "tp_rank", "pp_rank"))
-    if type(dp) is not int or not 0 <= dp < topology.dp:
-        raise EvidenceError(f"dp_rank: expected one of {topology.dp} ranks, found {dp!r}")
-    if record["kind"] == "scheduler":
-        if tp is not None or pp is not None or dp in schedulers:
-            raise EvidenceError(f"dp_rank: a second scheduler of rank {dp}, or one with tp_rank {tp!r}, pp_rank {pp!r}")
-        schedulers[dp] = record
-        return
-    if type(tp) is not int or not 0 <= tp < topology.tp or type(pp) is not int or pp != 0:
-        raise EvidenceError(f"tp_rank: expected one of {topology.tp} ranks with pp_rank 0, found {tp!r} and {pp!r}")
-    if (dp, tp) in workers:
-        raise EvidenceError(f"tp_rank: a second worker of rank (dp {dp}, tp {tp})")
-    workers[dp, tp] = record
-
-
-def _agree(collected: _Collected, record: Mapping[str, Any], config: dict[str, Any]) -> None:
-    hardware = {name: record["hardware"][name] for name in _HARDWARE}
-    if collected.hardware is None:
-        collected.hardware = hardware
-    same(hardware, collected.hardware, "hardware of phases and ranks")
-    settings = copy.deepcopy(config)
-    # The two phases differ in it by design.
-    settings["cache_config"].pop("enable_prefix_caching", None)
-    if collected.settings is None:
-        collected.settings = settings
-    graphs, others = settings["compilation_config"], collected.settings["compilation_config"]
-    if graphs != others:
-        raise EvidenceError(
-            f"compilation_config: {graphs} differs from {others} of another phase or rank; a profile that both phases "
-            "share needs the same graphs in both. Give prefill and decode serving roles of their own when their "
-            "engines are meant to differ"
-        )
-    same(settings, collected.settings, "settings of phases and ranks")
-
-
-def _add_capacity(
-    collected: _Collected,
-    worker: Mapping[str, Any],
-    groups: list[dict[str, Any]],
-    pool: PoolAccounting,
-    rank: Mapping[str, Any],
-) -> None:
-    geometry = [
-        {name: value for name, value in group.items() if name != "pool_id"} for group in worker["cache"]["groups"]
-    ]
-    if collected.geometry is None:
-        collected.geometry, collected.groups = geometry, groups
-    same(geometry, collected.geometry, f"cache.groups of {dict(rank)} and other phases or ranks")
-    same(groups, collected.groups, f"page bytes of {dict(rank)} and other phases or ranks")
-    collected.capacities.append({**rank, **pool._asdict(), "kv_cache_bytes": pool.kv_cache_bytes})
-
-
 def _provenance(
-    collected: _Collected,
+    collected: Collected,
     launch: Mapping[str, Any],
     bundle: InstrumentationBundle,
     binding: Mapping[str, str],
@@ -392,7 +321,7 @@ def _provenance(
     }
 
 
-def _resources(collected: _Collected, launch: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
+def _resources(collected: Collected, launch: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
     settings = launched_settings(launch)
     resources = {
         "cache_layout": "grouped",

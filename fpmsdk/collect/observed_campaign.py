@@ -90,7 +90,8 @@ class CampaignObservations:
 
     def staged_files(self, launch: CellLaunch, attempt_id: str) -> Sequence[Path]:
         """The context of an attempt, its observers and the importer."""
-        return stage_observers(launch.folder, self._frozen(), self._context(launch.cell, attempt_id))
+        frozen = self._frozen()
+        return stage_observers(launch.folder, frozen, self._context(launch.cell, attempt_id))
 
     def record(self, cell: Cell, entry: Mapping[str, Any], folder: Path) -> str:
         """Keep the evidence of an attempt before the cell can be run again; the path of the index.

@@ -15,6 +15,7 @@ from typing import Any
 from fpmsdk.collect.cpu_policy import CPU_BIND, CPUS_PER_TASK
 from fpmsdk.collect.executor import ExecutorFactory
 from fpmsdk.collect.instrumentation import InstrumentationBundle, contained_file, load_instrumentation
+from fpmsdk.collect.interrupts import sigterm_interrupts
 from fpmsdk.collect.observation_index import INDEX_SCHEMA, read_index
 from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.probe_attempt import clean_up_attempt, is_reusable, run_attempt
@@ -23,6 +24,7 @@ from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_meta
 from fpmsdk.documents.lock import exclusive
 from fpmsdk.errors import EvidenceError, FpmSdkError, OnboardError
+from fpmsdk.files import DRAFT_PREFIX
 
 PLAN_FILE, INDEX_FILE, LOCK_FILE = "probe-plan.json", "observations.json", ".runtime-probe.lock"
 PLAN_SCHEMA = "aisimulate-runtime-probe-plan/v1"
@@ -63,10 +65,10 @@ def run_probe(
     KeyboardInterrupt: after the running phase was salvaged and cleaned up.
     """
     root = Path(output).expanduser().resolve()
-    if root.exists() and any(root.iterdir()) and not (root / PLAN_FILE).exists():
+    if not (root / PLAN_FILE).exists() and not _is_fresh(root):
         raise OnboardError(f"{root}: holds something else than a probe; choose a fresh folder", "--output-dir")
     root.mkdir(parents=True, exist_ok=True)
-    with exclusive(root / LOCK_FILE, f"the probe in {root}"):
+    with exclusive(root / LOCK_FILE, f"the probe in {root}"), sigterm_interrupts():
         index_path = root / INDEX_FILE
         if executor is not None and index_path.exists() and not resume:
             raise OnboardError(
@@ -107,6 +109,12 @@ def run_probe(
         "observations_path": None if executor is None else str(root / INDEX_FILE),
         "configurations": results,
     }
+
+
+def _is_fresh(root: Path) -> bool:
+    # A process that was killed before it wrote its plan leaves nothing but these.
+    names = [place.name for place in root.iterdir()] if root.exists() else []
+    return all(name == LOCK_FILE or name.startswith(DRAFT_PREFIX) for name in names)
 
 
 def with_cpu_policy(

@@ -15,7 +15,9 @@ from fpmsdk.collect.attempt import AttemptContext
 from fpmsdk.collect.campaign import run_campaign
 from fpmsdk.collect.checkpoint import Checkpoint
 from fpmsdk.collect.executor import ExecutorFactory
+from fpmsdk.collect.instrumentation import load_instrumentation
 from fpmsdk.collect.measurement_compare import compare_measurements
+from fpmsdk.collect.observed_campaign import CampaignObservations
 from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.recovery import left_behind, recover
 from fpmsdk.collect.repeatability_plan import (
@@ -40,9 +42,11 @@ from fpmsdk.documents.canonical import digest, write_document
 from fpmsdk.documents.evidence import file_evidence, manifest
 from fpmsdk.documents.lock import exclusive
 from fpmsdk.errors import CollectionError, EvidenceError, FpmSdkError, OnboardError
+from fpmsdk.files import DRAFT_PREFIX
 
 REPORT_SCHEMA = "aisimulate_fpm_repeatability"
 _LOCK_FILE = ".repeatability.lock"
+_AGGREGATE = "repeatability-aggregate-"
 
 Attempt = dict[str, Any]
 
@@ -94,7 +98,7 @@ def repeat_campaign(
     has_begun = resume and (root / REPORT_FILE).exists()
     if resume and not root.is_dir():
         raise OnboardError(f"{root}: there is no repetition to go on with; leave out --resume", "resume")
-    if not has_begun and root.exists() and any(place.name not in (_LOCK_FILE, PLAN_FILE) for place in root.iterdir()):
+    if not has_begun and root.exists() and not all(_precedes_report(place.name, resume) for place in root.iterdir()):
         raise OnboardError(f"{root}: is not empty; resume what is there, or choose a fresh directory")
     root.mkdir(parents=True, exist_ok=True)
     with exclusive(root / _LOCK_FILE, f"the repetition in {root}"):
@@ -118,6 +122,26 @@ def repeat_campaign(
         run.save()
         run.go_on(retry_failed)
         return run.report
+
+
+def _observations(plan: CollectionPlan, directory: Path) -> CampaignObservations | None:
+    # A campaign that was observed is observed again, by the same observers.
+    if plan.runtime_observation is None:
+        return None
+    return CampaignObservations(
+        plan,
+        load_instrumentation(plan.runtime_observation["manifest"]),
+        artifact_root=directory / "artifacts",
+        checkpoint_dir=directory / "checkpoint",
+        smoke=False,
+    )
+
+
+def _precedes_report(name: str, resume: bool) -> bool:
+    # What a process may leave that was killed before its first report.
+    if name == _LOCK_FILE or name.startswith(DRAFT_PREFIX):
+        return True
+    return resume and (name == PLAN_FILE or name.startswith(_AGGREGATE))
 
 
 class _Run:
@@ -154,7 +178,7 @@ class _Run:
         """
         self.report |= summarise(self._frozen, self.report["samples"], compare_measurements)
         document = aggregate(self._frozen["sha256"], self.report)
-        path = self._root / f"repeatability-aggregate-{digest(document)}.json"
+        path = self._root / f"{_AGGREGATE}{digest(document)}.json"
         if not path.exists():
             write_document(path, document)
         self.report["aggregate"] = file_evidence(path)
@@ -220,10 +244,11 @@ class _Run:
             )
         relative = sample_folder(cell["cell_id"], slot["sample_index"], len(slot["attempts"]) + 1)
         directory = self._root / relative
-        directory.mkdir(parents=True)
         attempt: Attempt = {"directory": relative.as_posix(), "status": "running"}
         slot["attempts"].append(attempt)
+        # Known before anything is there: what a killed process leaves always has its entry.
         write_document(self._root / REPORT_FILE, self.report)
+        directory.mkdir(parents=True)
         has_run = False
         try:
             outcome = run_campaign(
@@ -232,8 +257,8 @@ class _Run:
                 executor=self._executor,
                 artifact_root=directory / "artifacts",
                 checkpoint_dir=directory / "checkpoint",
-                database_root=None,
                 publish=False,
+                observations=_observations(plan, directory),
             )
             has_run = True
             if outcome.errors:

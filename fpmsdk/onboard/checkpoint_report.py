@@ -88,13 +88,18 @@ def verified_draft(state: Checkpoint, label: str, path: Path) -> SupportRequest:
     ConfigError: its profile holds no such deployment.
     """
     request = complete_request(state.configurations[label].draft_request)
-    _verify_evidence(request)
+    verify_evidence(request)
     verify_checkpoint_launch(state, label, path)
     return request
 
 
-def _verify_evidence(request: SupportRequest) -> None:
-    """Whatever the memory of a profile rests on: a probe, or a finalised collection under one, or its quality."""
+def verify_evidence(request: SupportRequest) -> None:
+    """Verify whatever the memory of a profile rests on: a probe, a finalised collection under one, or its quality.
+
+    Raises
+    ------
+    OnboardError, EvidenceError: the evidence does not hold; as `verify_runtime_profile` and `verify_finalization`.
+    """
     verify_runtime_profile(request)
     manifest = finalization_manifest(request)
     if manifest is None:
@@ -148,7 +153,7 @@ def _content_issues(artifact: Artifact, configuration: Configuration | None, pla
     if configuration is None or artifact.kind not in ("request", "profile"):
         return []
     request = complete_request(configuration.draft_request)
-    _verify_evidence(request)
+    verify_evidence(request)
     assert request.fpm_profile is not None
     saved, current = read_yaml(place), request.document()
     if artifact.kind == "request":

@@ -31,7 +31,7 @@ from fpmsdk.onboard.checkpoint import (
 )
 from fpmsdk.onboard.checkpoint_context import context_digest
 from fpmsdk.onboard.checkpoint_merge import merge_patch
-from fpmsdk.onboard.checkpoint_report import artifact_issues, verified_draft
+from fpmsdk.onboard.checkpoint_report import artifact_issues, verified_draft, verify_evidence
 from fpmsdk.onboard.runtime_profile import preserve_runtime_overrides
 
 _REVIEW_STAGE, _VALIDATION_STAGE = 3, 6
@@ -134,7 +134,7 @@ def _with_preserved_overrides(state: Checkpoint, old: Checkpoint) -> Checkpoint:
             and before.draft_request != configuration.draft_request
             and before.draft_request.get("fpm_profile") is not None
         ):
-            draft = preserve_runtime_overrides(before.draft_request, configuration.draft_request)
+            draft = preserve_runtime_overrides(before.draft_request, configuration.draft_request, verify_evidence)
             configurations[label] = configuration.model_copy(update={"draft_request": draft})
     return state.model_copy(update={"configurations": configurations})
 

@@ -7,7 +7,7 @@ Source: onboarding.md section 6.4.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +173,15 @@ def resource_values(resources: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def preserve_runtime_overrides(previous: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+def preserve_runtime_overrides(
+    previous: Mapping[str, Any], current: Mapping[str, Any], verify_finalized: Callable[[SupportRequest], None]
+) -> dict[str, Any]:
     """A changed draft whose probe manifest says of an edited capacity what was observed.
 
     Parameters
     ----------
     previous, current: the draft as it was saved and as a patch leaves it.
+    verify_finalized: verifies a finalised request, which alone may take the place of an imported one.
 
     Raises
     ------
@@ -195,7 +198,7 @@ def preserve_runtime_overrides(previous: Mapping[str, Any], current: Mapping[str
         memory = _memory(new)
         kept = json_object(memory.get("provenance", ""))
         if kept.get("schema_version") != PROBE_SCHEMA:
-            _require_finalization_of(previous, current, manifest)
+            verify_finalized(_finalization_of(previous, current, manifest))
             return draft
         if kept.get("observations_index") != manifest["observations_index"]:
             verify_runtime_profile(checked(SupportRequest, current, "draft_request"))
@@ -235,9 +238,9 @@ def _memory(deployment: Mapping[str, Any]) -> dict[str, Any]:
     return memory if isinstance(memory, dict) and isinstance(memory.get("provenance"), str) else {}
 
 
-def _require_finalization_of(
+def _finalization_of(
     previous: Mapping[str, Any], current: Mapping[str, Any], manifest: Mapping[str, Any]
-) -> None:
+) -> SupportRequest:
     request = checked(SupportRequest, current, "draft_request")
     finalized = finalization_manifest(request) or {}
     source = request_id(checked(SupportRequest, previous, "draft_request"))
@@ -249,6 +252,7 @@ def _require_finalization_of(
             "probe, or use the finalised request of this draft",
             "draft_request.fpm_profile",
         )
+    return request
 
 
 def _verified_sources(manifest: Mapping[str, Any]) -> Path:

@@ -45,6 +45,20 @@ def test_complete_evidence_is_recorded_with_what_nobody_observed(tmp_path):
     assert [one["forward_index"] for one in point["ranks"]["0"]["observed_execution"]["samples"]] == [5, 6]
 
 
+def test_finding_22_evidence_of_version_2_lists_what_stays_unknown(tmp_path):
+    assert {
+        "sampled_continuation_token_ids",
+        "kv_cache_tensors",
+        "recurrent_state_tensors",
+        "execution_history_equivalence",
+        "complete_cuda_graph_descriptor",
+        "capture_versus_replay",
+        "gpu_execution_time",
+        "warmup_graph_kernel_and_cache_equivalence",
+        "decode_real_kv_chain_warmup_history",
+    } <= set(launch(tmp_path)["unobserved"])
+
+
 def test_artifacts_without_a_protocol_are_unestablished_not_refused(tmp_path):
     raw = recorded(tmp_path, DECODE, 1) / "raw"
     evidence = extract_measurements(raw, validate_native(None, DECODE, raw))

@@ -17,42 +17,62 @@ from tests.predict.test_peer_cases import CASES
 
 PLAY = CASES["plays"][0]
 START_NS = 1_000_000_000_000
+# What a worker resolved, without what may differ between collection and serving.
+RUNTIME = {"model_config": {"dtype": "bfloat16"}, "cache_config": {}}
 
 
 @dataclass
 class ServingRun:
-    """Files below `place`; `slower` is by how much the server was slower than predicted."""
+    """Files below `place`; `slower` is by how much the server was slower than predicted.
+
+    Without `replayed` the replay is one of the recorded cases; it is `(play, trace, configuration, prediction report)`.
+    `expected` is the execution that the collection had.
+    """
 
     place: Path
     slower: float = 1.05
+    replayed: tuple | None = None
     expected: dict = field(default_factory=dict)
 
     def __post_init__(self):
         place = self.place
         place.mkdir(parents=True)
-        self.trace = place / "play-source.json"
-        self.trace.write_text(json.dumps(PLAY))
-        texts = peer_systems(place / "systems-of-the-run") | {"$TRACE": str(self.trace)}
-        self.config = place / "predict.yaml"
-        self.config.write_text(yaml.safe_dump(filled(CASES["weka_one_lane"]["config"], texts)))
+        if self.replayed is None:
+            self.replayed = self._recorded_case()
+        self.play, self.trace, self.config, self.prediction = self.replayed
         self.worker = {
             "schema_name": "aisimulate_fpm_runtime_execution",
             "schema_version": 1,
             "status": "observed",
-            "backend_version": "7.7.7-pr",
+            "backend_version": self.expected.get("backend_version", "7.7.7-pr"),
             "dp_rank": 0,
             "tp_rank": 0,
             "pp_rank": 0,
-            "attention_groups": [{"kv_cache_group_id": 0}],
-            "graph_config": {"mode": "NONE"},
+            "attention_groups": self.expected.get("attention_groups", [{"kv_cache_group_id": 0}]),
+            "graph_config": self.expected.get("graph_config", {"mode": "NONE"}),
             "resolved_config": {
                 "model_config": {"model": "/mnt/other", "dtype": "bfloat16"},
                 "cache_config": {"enable_prefix_caching": True},
             },
         }
         config = read_config(self.config)
-        engine = config.engine
-        self.expected = {
+        self.expected = self.expected or self._expected(config.engine)
+        assert set(self.expected) == set(EXECUTION_FIELDS)
+        self.predicted = read_document(self.prediction)["per_request"]
+        self.scope = serving_scope(config, self.trace)
+        self._write_recipe()
+        self._write_run()
+
+    def _recorded_case(self):
+        trace, config = self.place / "play-source.json", self.place / "predict.yaml"
+        trace.write_text(json.dumps(PLAY))
+        texts = peer_systems(self.place / "systems-of-the-run") | {"$TRACE": str(trace)}
+        config.write_text(yaml.safe_dump(filled(CASES["weka_one_lane"]["config"], texts)))
+        predict(read_config(config), self.place / "prediction", capture_per_request=True)
+        return PLAY, trace, config, self.place / "prediction/prediction.json"
+
+    def _expected(self, engine):
+        return {
             "model": engine.model,
             "model_revision": engine.fpm_profile["model_revision"],
             "backend": "vllm",
@@ -66,20 +86,13 @@ class ServingRun:
             "scheduler": {"max_batched_tokens": 512, "max_sequences": 8},
             "context_length": 2048,
             "gpu_memory_utilization": 0.9,
-            "runtime_config": {"model_config": {"dtype": "bfloat16"}, "cache_config": {}},
+            "runtime_config": RUNTIME,
         }
-        assert set(self.expected) == set(EXECUTION_FIELDS)
-        prediction = predict(config, place / "prediction", capture_per_request=True)
-        self.prediction = place / "prediction/prediction.json"
-        self.predicted = prediction.report["per_request"]
-        self.scope = serving_scope(config, self.trace)
-        self._write_recipe()
-        self._write_run()
 
     def _write_recipe(self):
         place = self.place
-        write_document(place / "play.json", PLAY)
-        tokens = [list(range(row["in"])) for row in PLAY["requests"]]
+        write_document(place / "play.json", self.play)
+        tokens = [list(range(row["in"])) for row in self.play["requests"]]
         self.bodies = [
             {
                 "model": self.expected["model"],
@@ -108,7 +121,7 @@ class ServingRun:
             "trace": file_evidence(self.trace),
             "prediction_config": file_evidence(self.config),
             "prediction_report": own,
-            "coverage_report": file_evidence(place / "prediction/fpm-coverage.json"),
+            "coverage_report": file_evidence(self.prediction.with_name("fpm-coverage.json")),
         }
         (place / "observer.py").write_text("")
         observer = {
@@ -124,7 +137,7 @@ class ServingRun:
             "prediction_report": own,
             "benchmark_trace": file_evidence(place / "play.json"),
             "scope": self.scope,
-            "play_id": PLAY["id"],
+            "play_id": self.play["id"],
             "timing_subset": "zero_recorded_api_time",
             "request_count": len(tokens),
             "aiperf": BENCHMARK,
@@ -174,7 +187,7 @@ class ServingRun:
         artifacts = place / "aiperf"
         artifacts.mkdir()
         self.summary = artifacts / "profile_export_aiperf.json"
-        write_document(self.summary, {"was_cancelled": False, "request_count": {"avg": len(PLAY["requests"])}})
+        write_document(self.summary, {"was_cancelled": False, "request_count": {"avg": len(self.play["requests"])}})
         self.records = artifacts / "profile_export.jsonl"
         self.records.write_text("".join(json.dumps(row) + "\n" for row in self._records()))
         self.execution = place / "observed-execution.json"
@@ -192,13 +205,13 @@ class ServingRun:
 
     def _records(self):
         end_ns = None
-        for turn, (row, predicted) in enumerate(zip(PLAY["requests"], self.predicted, strict=True)):
-            gap_s = 0.0 if turn == 0 else row["t"] - PLAY["requests"][turn - 1]["t"]
+        for turn, (row, predicted) in enumerate(zip(self.play["requests"], self.predicted, strict=True)):
+            gap_s = 0.0 if turn == 0 else row["t"] - self.play["requests"][turn - 1]["t"]
             start_ns = START_NS if end_ns is None else end_ns + round(gap_s * 1e9)
             end_ns = start_ns + round(predicted["e2e_latency_ms"] * self.slower * 1e6)
             yield {
                 "metadata": {
-                    "conversation_id": PLAY["id"],
+                    "conversation_id": self.play["id"],
                     "turn_index": turn,
                     "x_request_id": f"r{turn}",
                     "was_cancelled": False,

@@ -24,7 +24,7 @@ from tests.onboard.collected import systems
 from tests.onboard.measured import Replays, measured
 
 # Of each sweep, so that tests are quick.
-POINTS = 24
+POINTS = 16
 LOOSE = {
     "interpolation": {"max_p95_relative_error": 1.0, "max_unsupported_fraction": 1.0},
     "repeatability": {"samples": 2},

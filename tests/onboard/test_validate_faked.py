@@ -5,6 +5,8 @@ Source: onboarding.md section 8.2, collector.md sections 7.4 and 11.
 """
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -59,6 +61,12 @@ def attempts(report):
     return [attempt for slots in report["samples"].values() for slot in slots for attempt in slot["attempts"]]
 
 
+UNOBSERVED = {
+    "complete_cuda_graph_descriptor",
+    "gpu_execution_time",
+    "kv_cache_tensors",
+    "warmup_graph_kernel_and_cache_equivalence",
+}
 PASSED = dict.fromkeys(("point_validity", "execution", "repeatability", "interpolation"), "passed")
 
 
@@ -74,6 +82,9 @@ def test_a_stable_collection_passes_every_gate(collection, tmp_path):
     assert {point["sample_count"] for point in repeated["points"]} == {5}
     checked = check_collection_report(tmp_path / "quality" / "collection-validation.json")
     assert checked.report == report
+    # What nobody observed stays named, also where everything passed.
+    for point in repeated["points"]:
+        assert set(point["source_comparison"]["unobserved"]) >= UNOBSERVED
 
 
 def test_a_bounded_repetition_is_diagnostic(collection, tmp_path):
@@ -136,3 +147,21 @@ def test_a_single_role_is_validated_in_its_own_phase(tmp_path, monkeypatch):
     holdout = read_document(tmp_path / "quality" / "holdout" / "interpolation-validation.json")
     assert set(holdout["phases"]) == {"decode"}
     assert {point["phase"] for point in repetition(tmp_path)["points"]} == {"decode"}
+
+
+def test_whenever_a_validation_is_killed_it_is_gone_on_with_and_no_launch_is_lost(tmp_path, monkeypatch):
+    systems(tmp_path, monkeypatch)
+    folder, file = faked(tmp_path, role="decode")
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps(POLICY | {"repeatability": ROOM | {"samples": 2}}))
+    stride = "29"  # every so many steps, to be quick; a whole validation has about 180
+    words = (str(folder), str(file), str(policy), str(tmp_path), stride)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.onboard.killed_validation", *words], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    *interrupted, last = json.loads(ran.stdout)
+    assert last["killed"] is False
+    assert len(interrupted) >= 5
+    assert {outcome["status"] for outcome in [*interrupted, last]} == {"passed"}
+    assert {tuple(outcome["passed"]) for outcome in interrupted} == {(1, 1)}

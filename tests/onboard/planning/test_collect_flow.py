@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fpmsdk
+from fpmsdk.collect.executors import executor_factory
 from fpmsdk.documents.strict import checked
 from fpmsdk.onboard import collector_run
 from fpmsdk.onboard.request import SupportRequest
@@ -329,3 +330,24 @@ def test_rejected_options_exit_with_2_and_write_nothing(plan, folder, options, r
     before = {place: place.read_bytes() for place in folder.rglob("*") if place.is_file()}
     assert reason in rejection_of("onboard", "collect-fpm", "-c", path, "--output-dir", str(folder), *options)
     assert {place: place.read_bytes() for place in folder.rglob("*") if place.is_file()} == before
+
+
+def missing_module(_name, **_options):
+    raise ModuleNotFoundError("No module named 'of_the_executor'", name="of_the_executor")
+
+
+def undriven(_name, **options):
+    return executor_factory("slurm", **options)
+
+
+@pytest.mark.parametrize(("factory", "words"), [(missing_module, "of_the_executor"), (undriven, "slurm")])
+def test_finding_14_a_collector_that_cannot_run_launches_nothing_and_keeps_a_report(
+    plan, collect, folder, monkeypatch, factory, words
+):
+    path = plan()
+    monkeypatch.setattr(collector_run, "executor_factory", factory)
+    report = collect(path, *FAKE, "--execute", "--smoke", code=1)
+    assert words in report["execution_error"]
+    assert (report["collector_exit_status"], report["ready_for_full_collection"]) == (None, False)
+    assert json.loads((folder / "runtime-resolved" / "fpm-readiness.json").read_text()) == report
+    assert not list((folder / "runtime-resolved").rglob("benchmark*.json"))
