@@ -6,17 +6,14 @@ Source: collector.md sections 1.1 and 2.4.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 
-from fpmsdk.collect.campaign import run_campaign
-from fpmsdk.collect.executors import executor_factory
-from fpmsdk.collect.fake_launch import FAULTS
-from fpmsdk.collect.observed_campaign import observation_archive, requested_observation
+from fpmsdk.collect.observed_campaign import requested_observation
 from fpmsdk.collect.options import parse_arguments
 from fpmsdk.collect.planner import build_plan
 from fpmsdk.collect.repeatability_entry import run_repetition
+from fpmsdk.collect.run import chosen_executor, run_collector
 from fpmsdk.errors import FpmSdkError
 
 
@@ -30,33 +27,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse_arguments(sys.argv[1:] if argv is None else argv)
         if options.repeatability is not None:
-            return run_repetition(options, lambda name: executor_factory(name, faults=os.environ.get(FAULTS, "")))
+            return run_repetition(options, chosen_executor)
         plan = build_plan(options, runtime_observation=requested_observation(options))
         if options.plan_only:
             print(json.dumps(plan.document, indent=2, sort_keys=True))
             return 0
-        outcome = run_campaign(
-            plan,
-            executor=executor_factory(plan.executor, faults=os.environ.get(FAULTS, "")),
-            artifact_root=options.artifact_root,
-            checkpoint_dir=options.checkpoint_dir,
-            database_root=options.database_root,
-            deployment=options.deployment,
-            smoke=options.smoke,
-            limit=options.limit,
-            resume=options.resume,
-            retry_failed=options.retry_failed,
-            publish_partial=options.publish_partial,
-            observations=observation_archive(options, plan),
-        )
+        errors = run_collector(options, plan)
     except (FpmSdkError, OSError) as fault:
         print(fault, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; the running cell was cleaned up, and --resume continues the campaign", file=sys.stderr)
         return 130
-    if outcome.errors:
-        print(json.dumps(outcome.errors, indent=2, sort_keys=True), file=sys.stderr)
+    if errors:
+        print(json.dumps(errors, indent=2, sort_keys=True), file=sys.stderr)
         return 1
     return 0
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from fpmsdk.documents.canonical import canonical_bytes, digest
 from fpmsdk.documents.evidence import file_meta
-from fpmsdk.documents.yamltext import parse_yaml
+from fpmsdk.documents.yaml_files import parse_yaml
 from fpmsdk.errors import EvidenceError, OnboardError
 from fpmsdk.files import UnfitFileError, read_regular
 

@@ -56,21 +56,8 @@ def admitted_resources(request: SupportRequest, capacity_bytes: int) -> dict[str
 def _budget(
     request: SupportRequest, deployment: DeploymentProfile, capacity_bytes: int, *, verified: bool
 ) -> dict[str, Any]:
-    assert request.fpm_profile is not None
     limits = request.scheduler_limits()
-    config = {
-        "model": request.identity.model,
-        "system": request.identity.gpu,
-        "backend": request.identity.framework,
-        "backend_version": request.identity.framework_version,
-        "worker_type": request.worker_type or "aggregated",
-        "tp": deployment.tp,
-        "pp": deployment.pp,
-        "attention_dp": deployment.dp,
-        "moe_tp_size": deployment.moe_tp,
-        "moe_ep_size": deployment.moe_ep,
-        "fpm_profile": request.fpm_profile.model_dump(mode="json"),
-    }
+    config = request.pricing_identity(deployment)
     budget = {
         "total_gpu_capacity_bytes": capacity_bytes,
         "memory_fraction_kind": "of_total",

@@ -12,6 +12,7 @@ from fpmsdk.config.profile import load_fpm_profile
 from fpmsdk.documents.canonical import digest, read_document
 from fpmsdk.documents.evidence import file_meta
 from fpmsdk.documents.strict import checked
+from fpmsdk.documents.yaml_files import read_yaml
 from fpmsdk.errors import FpmSdkError, OnboardError
 from fpmsdk.onboard.checkpoint import Artifact, Checkpoint, Configuration, artifact_path, lock_path
 from fpmsdk.onboard.checkpoint_context import complete_request, context_digest
@@ -19,7 +20,6 @@ from fpmsdk.onboard.provenance import finalization_manifest
 from fpmsdk.onboard.quality import verify_finalized_quality
 from fpmsdk.onboard.request import SupportRequest
 from fpmsdk.onboard.runtime_profile import verify_checkpoint_launch, verify_runtime_profile
-from fpmsdk.onboard.yaml_files import read_yaml
 
 _VERIFICATION = {
     "scope": "Acceptance of exact profiles and the bytes of current files. Completed stages are what was reported.",

@@ -13,12 +13,13 @@ from typing import Any
 from fpmsdk.collect.options import CollectorOptions
 from fpmsdk.collect.paths import checkpoint_path
 from fpmsdk.collect.plan import CollectionPlan
+from fpmsdk.collect.run import run_collector
 from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.errors import CollectionError, EvidenceError, FpmSdkError
 from fpmsdk.onboard.campaign_outputs import published_label, require_unoccupied
 from fpmsdk.onboard.collect import CollectionCall, Notice, Selected, collector_words, warn_of_graphs
 from fpmsdk.onboard.collector_command import checkpoint_folder
-from fpmsdk.onboard.collector_run import collector_plan, run_collector
+from fpmsdk.onboard.collector_run import collector_plan
 from fpmsdk.onboard.imported_profile import require_accepted, verify_collection_observations
 from fpmsdk.onboard.plan import plan_lock
 from fpmsdk.onboard.plan_check import check_plan

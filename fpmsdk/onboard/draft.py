@@ -12,7 +12,6 @@ from typing import Any
 
 from fpmsdk.collect.cache_markers import cache_markers
 from fpmsdk.config.profile import DECLARED_FIELDS, FpmModelProfile
-from fpmsdk.documents.strict import checked
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.cache_groups import derive_groups
 from fpmsdk.onboard.estimates import activation_bytes, hardware_bytes, kv_bytes_per_token, weight_bytes
@@ -286,29 +285,12 @@ def _profile(
         document["config_source_files"] = config.source_files
     provenance = json.dumps(document, sort_keys=True, allow_nan=False)
     kept = [name for name in RESOURCE_FIELDS if name in resolved and (declared or name not in DECLARED_FIELDS)]
-    tensor, data, moe_tensor, expert = request.topology_sizes()
-    return checked(
-        FpmModelProfile,
+    return request.profile_of(
+        {**{name: resolved[name] for name in MODEL_FIELDS}, "provenance": provenance},
         {
-            "schema_version": 1,
-            "model": request.identity.model,
-            "model_revision": request.identity.model_revision,
-            **{name: resolved[name] for name in MODEL_FIELDS},
-            "provenance": provenance,
-            "deployments": [
-                {
-                    **role,
-                    "system": request.identity.gpu,
-                    "backend": request.identity.framework,
-                    "backend_version": request.identity.framework_version,
-                    "tp": tensor,
-                    "dp": data,
-                    "moe_tp": moe_tensor,
-                    "moe_ep": expert,
-                    **{name: resolved[name] for name in DEPLOYMENT_FIELDS},
-                    "resources": {**{name: resolved[name] for name in kept}, "provenance": provenance},
-                }
-            ],
+            **role,
+            **{name: resolved[name] for name in DEPLOYMENT_FIELDS},
+            "resources": {**{name: resolved[name] for name in kept}, "provenance": provenance},
         },
         str(config.path),
     )

@@ -140,19 +140,9 @@ def evaluate_holdout(
 
 def _config(request: SupportRequest, root: Path) -> dict[str, Any]:
     deployment = request.profile_deployment()
-    assert request.fpm_profile is not None and deployment is not None
+    assert deployment is not None
     return {
-        "model": request.identity.model,
-        "system": request.identity.gpu,
-        "backend": request.identity.framework,
-        "backend_version": request.identity.framework_version,
-        "worker_type": request.worker_type or "aggregated",
-        "tp": deployment.tp,
-        "pp": deployment.pp,
-        "attention_dp": deployment.dp,
-        "moe_tp_size": deployment.moe_tp,
-        "moe_ep_size": deployment.moe_ep,
-        "fpm_profile": request.fpm_profile.model_dump(mode="json"),
+        **request.pricing_identity(deployment),
         "systems_paths": [str(root)],
         "estimation_mode": "fpm_interpolation",
         "fallback_policy": "deny",

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from fpmsdk.documents.yaml_files import read_mapping
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.request import SupportRequest
 from fpmsdk.onboard.request_sections import (
@@ -21,7 +22,6 @@ from fpmsdk.onboard.request_sections import (
     RequestIdentity,
     SearchSection,
 )
-from fpmsdk.onboard.yaml_files import read_mapping
 
 Options = dict[str, Any]
 """Options by field, None for those that are not given."""

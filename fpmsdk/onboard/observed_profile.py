@@ -12,7 +12,6 @@ from typing import Any
 
 from fpmsdk.config.profile import CacheGroup, FpmModelProfile
 from fpmsdk.documents.canonical import canonical_bytes
-from fpmsdk.documents.strict import checked
 from fpmsdk.errors import EvidenceError, OnboardError
 from fpmsdk.onboard.draft import declared_architecture, draft_notes, refuse_block_sizes
 from fpmsdk.onboard.geometry import rank_geometry
@@ -79,29 +78,12 @@ def observed_profile(
         "source_profile_provenance": None,
         **layout,
     }
-    tensor, data, moe_tensor, expert = request.topology_sizes()
-    return checked(
-        FpmModelProfile,
+    return request.profile_of(
+        {**metadata, "provenance": json.dumps(provenance, sort_keys=True, allow_nan=False)},
         {
-            "schema_version": 1,
-            "model": request.identity.model,
-            "model_revision": request.identity.model_revision,
-            **metadata,
-            "provenance": json.dumps(provenance, sort_keys=True, allow_nan=False),
-            "deployments": [
-                {
-                    **({} if request.worker_type is None else {"worker_type": request.worker_type}),
-                    "system": request.identity.gpu,
-                    "backend": request.identity.framework,
-                    "backend_version": request.identity.framework_version,
-                    "tp": tensor,
-                    "dp": data,
-                    "moe_tp": moe_tensor,
-                    "moe_ep": expert,
-                    **precision,
-                    "resources": measured,
-                }
-            ],
+            **({} if request.worker_type is None else {"worker_type": request.worker_type}),
+            **precision,
+            "resources": measured,
         },
         "observed profile",
     )

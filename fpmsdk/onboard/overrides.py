@@ -14,9 +14,9 @@ from typing import Any
 from fpmsdk.config.modes import COMM_MODES, GEMM_MODES, KV_CACHE_MODES, MOE_MODES, RECORDED_FMHA_MODES
 from fpmsdk.config.profile import DECLARED_FIELDS, MAX_BYTES, CacheGroup
 from fpmsdk.documents.strict import checked
+from fpmsdk.documents.yaml_files import parse_yaml, read_mapping
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.config_fields import integer, text
-from fpmsdk.onboard.yaml_files import parse_yaml, read_mapping
 
 MODEL_FIELDS = ("architecture", "context_length", "num_experts")
 PRECISION_FIELDS = ("gemm_quant_mode", "moe_quant_mode", "fmha_quant_mode", "comm_quant_mode", "kv_cache_dtype")

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from fpmsdk.documents.yaml_files import read_yaml
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.choices import WorkerType
 from fpmsdk.onboard.config_fields import integer
 from fpmsdk.onboard.overrides import RANK_FIELDS, check_overrides
 from fpmsdk.onboard.request import SupportRequest
 from fpmsdk.onboard.request_sections import TOPOLOGY_FIELDS
-from fpmsdk.onboard.yaml_files import read_yaml
 
 _FIELDS = (*TOPOLOGY_FIELDS, "worker_type", "collection", "resource_overrides")
 

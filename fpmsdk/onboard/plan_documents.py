@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fpmsdk.documents.canonical import pretty_bytes
+from fpmsdk.documents.yaml_files import write_yaml
 from fpmsdk.errors import OnboardError
 from fpmsdk.files import sha256
 from fpmsdk.onboard import plan_prose
@@ -20,7 +21,6 @@ from fpmsdk.onboard.pilot import PILOT, generated_configurations, is_single_role
 from fpmsdk.onboard.provenance import finalization_manifest
 from fpmsdk.onboard.request import SupportRequest, request_id, validation_id
 from fpmsdk.onboard.runtime_profile import runtime_collection_inputs
-from fpmsdk.onboard.yaml_files import write_yaml
 
 PLAN_SCHEMA = "aisimulate-support-plan/v2"
 PLAN_FILE = "support-plan.json"

@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.documents.strict import StrictDocument, checked
+from fpmsdk.documents.yaml_files import read_yaml
 from fpmsdk.errors import OnboardError
-from fpmsdk.onboard.yaml_files import read_yaml
 
 POLICY_V1: Final = "aisimulate-onboarding-validation-policy/v1"
 POLICY_V2: Final = "aisimulate-onboarding-validation-policy/v2"

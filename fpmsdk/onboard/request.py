@@ -17,6 +17,7 @@ from fpmsdk.config.profile import DeploymentProfile, FpmModelProfile, Resources
 from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.documents.canonical import digest
 from fpmsdk.documents.strict import StrictDocument, checked
+from fpmsdk.documents.yaml_files import read_mapping, write_yaml
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.choices import WorkerType
 from fpmsdk.onboard.collection_settings import collection_settings
@@ -31,7 +32,6 @@ from fpmsdk.onboard.request_sections import (
     RequestIdentity,
     SearchSection,
 )
-from fpmsdk.onboard.yaml_files import read_mapping, write_yaml
 
 SCHEMA: Literal["aisimulate-support-request/v2"] = "aisimulate-support-request/v2"
 _FIRST_SCHEMA = "aisimulate-support-request/v1"
@@ -224,6 +224,55 @@ class SupportRequest(StrictDocument):
                 "worker_type": self.worker_type or "aggregated",
             },
         )
+
+    def pricing_identity(self, deployment: DeploymentProfile) -> dict[str, Any]:
+        """What a forward-pass configuration says of a deployment of the profile, and the profile itself."""
+        assert self.fpm_profile is not None
+        return {
+            "model": self.identity.model,
+            "system": self.identity.gpu,
+            "backend": self.identity.framework,
+            "backend_version": self.identity.framework_version,
+            "worker_type": self.worker_type or "aggregated",
+            "tp": deployment.tp,
+            "pp": deployment.pp,
+            "attention_dp": deployment.dp,
+            "moe_tp_size": deployment.moe_tp,
+            "moe_ep_size": deployment.moe_ep,
+            "fpm_profile": self.fpm_profile.model_dump(mode="json"),
+        }
+
+    def profile_of(self, model: Mapping[str, Any], deployment: Mapping[str, Any], where: str) -> FpmModelProfile:
+        """A profile of this request's model with its one deployment.
+
+        Parameters
+        ----------
+        model: architecture, context length, experts and provenance.
+        deployment: precision and resources, and what else the request does not say.
+        where: what it was made from, for the message.
+
+        Raises
+        ------
+        OnboardError: with one line for every faulty field.
+        """
+        tensor, data, moe_tensor, expert = self.topology_sizes()
+        known = {
+            "system": self.identity.gpu,
+            "backend": self.identity.framework,
+            "backend_version": self.identity.framework_version,
+            "tp": tensor,
+            "dp": data,
+            "moe_tp": moe_tensor,
+            "moe_ep": expert,
+        }
+        document = {
+            "schema_version": 1,
+            "model": self.identity.model,
+            "model_revision": self.identity.model_revision,
+            **model,
+            "deployments": [{**known, **deployment}],
+        }
+        return checked(FpmModelProfile, document, where)
 
     def scheduler_limits(self) -> dict[str, int]:
         """`max_batched_tokens` and `max_sequences` of one rank: the request's, else the profile's, else defaults.

@@ -12,6 +12,7 @@ from typing import Any
 
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.documents.evidence import file_evidence, verify_evidence
+from fpmsdk.documents.yaml_files import read_mapping
 from fpmsdk.errors import EvidenceError, OnboardError
 from fpmsdk.onboard.finalize import verify_finalization
 from fpmsdk.onboard.plan_check import check_plan
@@ -19,7 +20,6 @@ from fpmsdk.onboard.plan_documents import REQUEST_FILE
 from fpmsdk.onboard.provenance import finalization_manifest
 from fpmsdk.onboard.request import SupportRequest, load_request, request_id
 from fpmsdk.onboard.validate_fpm import completion_issues, pair_evidence, replay_configuration
-from fpmsdk.onboard.yaml_files import read_mapping
 
 
 def check_replay(

@@ -6,7 +6,6 @@ Source: onboarding.md section 8.2.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fpmsdk.collect.executor import ExecutorFactory
-from fpmsdk.collect.executors import executor_factory
-from fpmsdk.collect.fake_launch import FAULTS
 from fpmsdk.collect.repeatability_plan import PLAN_FILE
 from fpmsdk.collect.repeatability_run import repeat_campaign
+from fpmsdk.collect.run import chosen_executor
 from fpmsdk.documents.canonical import pretty_bytes, read_document, write_document
 from fpmsdk.documents.evidence import file_evidence
 from fpmsdk.documents.lock import exclusive
@@ -75,7 +73,7 @@ class CollectionValidation:
     resume: bool = False
     retry_failed: bool = False
     repeats: Path | None = None
-    executors: Callable[[str], ExecutorFactory] = lambda name: executor_factory(name, faults=os.environ.get(FAULTS, ""))
+    executors: Callable[[str], ExecutorFactory] = chosen_executor
 
     def __post_init__(self) -> None:
         if self.retry_failed and not (self.execute and self.resume):

@@ -13,6 +13,7 @@ from typing import Any
 from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_evidence
 from fpmsdk.documents.strict import checked
+from fpmsdk.documents.yaml_files import read_mapping, write_yaml
 from fpmsdk.errors import EvidenceError, FpmSdkError, OnboardError
 from fpmsdk.files import whole_file
 from fpmsdk.onboard.outputs import require_apart
@@ -21,7 +22,6 @@ from fpmsdk.onboard.plan import plan_lock
 from fpmsdk.onboard.plan_check import check_plan, plan_folder
 from fpmsdk.onboard.plan_documents import PLAN_FILE
 from fpmsdk.onboard.request import SupportRequest, load_request, request_id
-from fpmsdk.onboard.yaml_files import read_mapping, write_yaml
 from fpmsdk.predict import PredictConfig, Prediction, predict
 from fpmsdk.predict.output import COVERAGE, REPORT, prepare_output
 

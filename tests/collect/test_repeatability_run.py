@@ -513,7 +513,7 @@ def test_the_collector_prints_the_frozen_plan_when_asked_for_it(source, capsys):
 
 
 def test_the_collector_exits_with_0_only_when_a_repetition_passed(source, launches, monkeypatch, capsys):
-    monkeypatch.setattr(collector_entry, "executor_factory", lambda name, faults: Executor())
+    monkeypatch.setattr(collector_entry, "chosen_executor", lambda name: Executor())
     assert collector(source) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "incomplete"
     assert launches.count == 4

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from fpmsdk.documents.yaml_files import read_mapping
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.request import SupportRequest, load_request, request_id, validation_id
-from fpmsdk.onboard.yaml_files import read_mapping
 from tests.vectors import load_vectors
 
 # What the peer makes of these requests: bytes of the file, both ids, and derived facts.

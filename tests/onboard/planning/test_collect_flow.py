@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import fpmsdk
+from fpmsdk.collect import run as collector_run
 from fpmsdk.collect.executors import executor_factory
 from fpmsdk.documents.strict import checked
-from fpmsdk.onboard import collector_run
+from fpmsdk.documents.yaml_files import write_yaml
 from fpmsdk.onboard.request import SupportRequest
-from fpmsdk.onboard.yaml_files import write_yaml
 from tests.cli.test_commands import rejection_of, run
 
 REVISION = "a" * 40

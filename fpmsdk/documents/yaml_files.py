@@ -5,6 +5,7 @@ Source: onboarding.md section 0.
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -36,23 +37,30 @@ class _Refused(ValueError):
     pass
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """The value of YAML or JSON text; repeated keys and keys that are not text are refused.
+def parse_yaml(content: str | bytes, where: str | os.PathLike[str]) -> Any:
+    """The value of YAML or JSON text.
 
     Raises
     ------
-    OnboardError: no such text; names `where`.
+    OnboardError: no such text, a repeated key, a key that is not text, or a value that JSON has no form for, such as a
+        date; names `where`.
 
     >>> parse_yaml("a: [1, 2]", "answer")
     {'a': [1, 2]}
     """
+    where = os.fspath(where)
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        text = content if isinstance(content, str) else content.decode()
+        value = yaml.load(text, Loader=_StrictLoader)
+        json.dumps(value)
     except _Refused as fault:
         raise OnboardError(f"{where}: {fault}", where) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as fault:
+    except UnicodeDecodeError as fault:
+        raise OnboardError(f"{where}: not UTF-8 at byte {fault.start}", where) from None
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as fault:
         reason = " ".join(str(fault).split())
         raise OnboardError(f"{where}: invalid YAML or JSON: {reason}", where) from None
+    return value
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -66,11 +74,9 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     where = os.fspath(path)
     try:
         content = read_regular(where, limit_bytes=_MAX_BYTES)
-        return parse_yaml(content.decode(), where)
     except UnfitFileError as fault:
         raise OnboardError(f"{where}: {fault}", where) from None
-    except UnicodeDecodeError as fault:
-        raise OnboardError(f"{where}: not UTF-8 at byte {fault.start}", where) from None
+    return parse_yaml(content, where)
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
