@@ -17,6 +17,7 @@ from fpmsdk.collect.instrumentation import OBSERVATION_SCHEMA, InstrumentationBu
 from fpmsdk.collect.observation_geometry import SEMANTICS
 from fpmsdk.collect.observation_index import described_system
 from fpmsdk.collect.observer_staging import ARCHIVE_FILE, BUNDLE_FOLDER, CONTEXT_FILE, unpack_observers
+from fpmsdk.collect.paths import WORK
 from fpmsdk.collect.probe_launch import GRAPH_REQUEST_FIELDS, deployed_model
 from fpmsdk.collect.sampling import capture_sizes, prefill_sampling
 from fpmsdk.documents.canonical import read_document, write_document
@@ -341,7 +342,7 @@ def _worker(
 
 
 def _receipt(context: Mapping[str, Any], bundle: InstrumentationBundle, pid: int) -> dict[str, Any]:
-    root = "/tmp/fpm-bench/runtime-instrumentation"
+    root = f"{WORK}/{BUNDLE_FOLDER}"
     modules = {
         name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
         for name in bundle.files
