@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fpmsdk.collect.faults import is_close, mapping, require, seconds, sequence, whole
 from fpmsdk.collect.provenance import check_provenance
-from fpmsdk.collect.rank_file import RankFile, check_sample, digest_of, only_sample, rank_files, read_rank_file
+from fpmsdk.collect.rank_file import RankFile, check_sample, decoded, digest_of, only_sample, rank_files, read_rank_file
 from fpmsdk.collect.token_streams import same_input
 from fpmsdk.errors import CollectionError
 
@@ -190,7 +189,7 @@ class _Groups(NamedTuple):
 
 def _read_groups(first: RankFile, dp: int) -> _Groups:
     where = f"{first.path}: iteration_groups"
-    groups = sequence(msgspec.json.decode(first.groups), where)
+    groups = sequence(decoded(first.groups, where), where)
     points = first.points
     require(len(groups) == len(points), where, f"{len(groups)} groups", f"{len(points)} groups, one a point")
     ranks = list(range(dp))
@@ -247,7 +246,7 @@ def _check_same(rank: RankFile, first: RankFile, groups: _Groups) -> None:
     # Equal bytes need no second parse; otherwise only the order of keys or rows may differ in spelling.
     if hashlib.sha256(rank.groups).digest() != groups.sha256:
         require(
-            digest_of(msgspec.json.decode(rank.groups)) == groups.digest,
+            digest_of(decoded(rank.groups, f"{rank.path}: iteration_groups")) == groups.digest,
             f"{rank.path}: iteration_groups",
             "other groups",
             f"the same as in {first.path}",

@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fpmsdk.config.systems import resolve_systems_paths
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.errors import OnboardError, UnsupportedModelError
 from fpmsdk.files import sha256
-from fpmsdk.opgraph.model_config import find_model_config
+from fpmsdk.opgraph.model_config import BUNDLE, find_model_config
 
 _DTYPES = ("dtype", "torch_dtype")
 _QUANTIZATION = ("quantization_config", "hf_quant_config", "quant_algo")
@@ -103,10 +104,17 @@ def load_model_evidence(model_path: str, explicit: str | os.PathLike[str] | None
         if not path.is_file():
             raise OnboardError(f"--fpm-model-config: {path} does not exist", "model_config")
         return _read(path, path.with_name("hf_quant_config.json"), "explicit")
+    # As everywhere: bundled configurations lie beside the descriptions of systems.
+    bundles = [Path(root).parent / BUNDLE for root in resolve_systems_paths()]
     try:
-        path, sidecar = find_model_config(model_path)
+        path, sidecar = find_model_config(model_path, bundles)
     except UnsupportedModelError as fault:
-        raise OnboardError(f"{fault}; name its config.json with --fpm-model-config", "model_path") from None
+        place = f"{bundles[0]}/" if bundles else f"{BUNDLE}/ beside the folder that FPMSDK_SYSTEMS_PATH names, as "
+        raise OnboardError(
+            f"{fault}; put its config.json at {place}{model_path.replace('/', '--')}_config.json, or plan with the "
+            "path of a local model folder (the collector itself takes --fpm-model-config)",
+            "model_path",
+        ) from None
     is_local = Path(model_path).expanduser().exists()
     return _read(path, sidecar, "local" if is_local else "aic_cache")
 

@@ -75,8 +75,11 @@ def rank_files(raw_root: Path) -> tuple[Path, ...]:
             for name, accepted in (("schema", "dynamo.fpm.benchmark_worker_probe"), ("schema_version", 1)):
                 value = value_of(probe, name)
                 require(value == accepted and type(value) is type(accepted), f"{path}: {name}", value, repr(accepted))
-        elif not path.stem.endswith("_merged") and value_of(fields_of(path), "artifact_type") != "merged":
-            found.append(path)
+        elif not path.stem.endswith("_merged"):
+            fields = fields_of(path)
+            kind = decoded(fields["artifact_type"], f"{path}: artifact_type") if "artifact_type" in fields else None
+            if kind != "merged":
+                found.append(path)
     return tuple(found)
 
 
@@ -96,8 +99,26 @@ def fields_of(path: Path) -> dict[str, msgspec.Raw]:
 
 
 def value_of(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
-    """The value of a field, None where it is absent."""
-    return msgspec.json.decode(fields[name]) if name in fields else None
+    """The value of a field, None where it is absent.
+
+    Raises
+    ------
+    CollectionError: malformed, or a number beyond float64.
+    """
+    return decoded(fields[name], name) if name in fields else None
+
+
+def decoded(content: msgspec.Raw | bytes, where: str) -> Any:
+    """The value of JSON text.
+
+    Raises
+    ------
+    CollectionError: malformed, or a number beyond float64; names `where`.
+    """
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CollectionError(f"{where}: {error}; run the attempt again") from None
 
 
 def digest_of(value: Any) -> bytes:
@@ -117,6 +138,13 @@ def read_rank_file(path: Path, cell: Cell) -> RankFile:
     ------
     CollectionError: the first rule of section 5.3 that it breaks; names file and field.
     """
+    try:
+        return _rank_file(path, cell)
+    except CollectionError as fault:
+        raise CollectionError(str(fault) if str(path) in str(fault) else f"{path}: {fault}") from None
+
+
+def _rank_file(path: Path, cell: Cell) -> RankFile:
     where = str(path)
     fields = fields_of(path)
     _check_envelope(fields, cell, where)

@@ -22,7 +22,7 @@ from fpmsdk.collect.rows import attempt_rows
 from fpmsdk.config.profile import DeploymentProfile
 from fpmsdk.documents.canonical import canonical_bytes, read_document
 from fpmsdk.documents.evidence import file_evidence
-from fpmsdk.errors import EvidenceError, OnboardError
+from fpmsdk.errors import CollectionError, EvidenceError, OnboardError
 from fpmsdk.onboard.collector_command import (
     ARTIFACT_FOLDER,
     CHECKPOINT_FOLDER,
@@ -32,6 +32,7 @@ from fpmsdk.onboard.collector_command import (
 )
 from fpmsdk.onboard.plan_check import check_plan
 from fpmsdk.onboard.request import SupportRequest
+from fpmsdk.onboard.version_binding import RESOLVED_FOLDER
 
 CHECKPOINT_FILE = "fpm_forward.json"
 _TOPOLOGY_AXES = ("tp", "pp", "dp", "moe_tp", "moe_ep", "cp")
@@ -84,11 +85,22 @@ def verify_source(request: SupportRequest, folder: Path) -> CollectionSource:
     Raises
     ------
     OnboardError: no plan of this request, or the campaign measured something else than was reviewed.
-    EvidenceError: no single formal checkpoint, an incomplete publication, or changed files.
-    CollectionError: raw artifacts do not validate, or the pair does not hold them.
+    EvidenceError: no single formal checkpoint, an incomplete publication, changed files, or raw artifacts that do not
+        validate any more or are not what the pair holds.
 
     Source: onboarding.md section 7, steps 2 to 5.
     """
+    try:
+        return _verified(request, folder)
+    except CollectionError as fault:
+        # It was valid when it was published.
+        raise EvidenceError(
+            f"{fault}; these files were valid when they were published: restore them, or collect into a new plan",
+            str(folder),
+        ) from fault
+
+
+def _verified(request: SupportRequest, folder: Path) -> CollectionSource:
     check_plan(request, folder)
     checkpoint = formal_checkpoint(folder)
     document = read_document(checkpoint)
@@ -116,9 +128,13 @@ def formal_checkpoint(folder: Path) -> Path:
     """
     found = sorted((folder / CHECKPOINT_FOLDER).rglob(CHECKPOINT_FILE))
     if len(found) != 1:
+        child = folder / RESOLVED_FOLDER
+        advice = (
+            f"its collection is in {child}: name that folder" if child.is_dir() else "run the formal collection first"
+        )
         raise EvidenceError(
             f"{folder / CHECKPOINT_FOLDER}: exactly one formal {CHECKPOINT_SCHEMA} checkpoint is needed, found "
-            f"{', '.join(map(str, found)) or 'none'}; run the formal collection to its end first",
+            f"{', '.join(map(str, found)) or 'none'}; {advice}",
             str(folder),
         )
     return found[0]

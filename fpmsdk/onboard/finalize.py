@@ -79,8 +79,8 @@ def finalize(
     Raises
     ------
     OnboardError: the request is not the collection's, its memory needs no finalisation, or the target is in use.
-    EvidenceError: the collection is incomplete, or a file of it changed, also while this runs.
-    CollectionError: the raw artifacts do not validate. In every case nothing is written.
+    EvidenceError: the collection is incomplete, does not validate any more, or a file of it changed, also while this
+        runs. In every case nothing is written.
 
     Source: onboarding.md section 7.
     """

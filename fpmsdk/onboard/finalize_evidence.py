@@ -15,7 +15,7 @@ from fpmsdk.collect.instrumentation import contained_file, load_instrumentation
 from fpmsdk.collect.memory import resolve_memory
 from fpmsdk.collect.runtime_settings import LaunchedSettings
 from fpmsdk.documents.canonical import read_document
-from fpmsdk.errors import EvidenceError
+from fpmsdk.errors import CollectionError, EvidenceError
 from fpmsdk.onboard.bindings import checkpoint_observations
 from fpmsdk.onboard.collection_source import CollectionSource
 from fpmsdk.onboard.finalize_revision import verify_revision
@@ -49,9 +49,15 @@ def collected_memory(
 
     Raises
     ------
-    EvidenceError: a record is missing, of another engine, or contradicts launch, rank or accepted probe.
-    CollectionError: the raw artifacts are not valid.
+    EvidenceError: a record is missing, unresolved, of another engine, or contradicts launch, rank or accepted probe.
     """
+    try:
+        return _collected(request, source, revision)
+    except CollectionError as fault:
+        raise EvidenceError(str(fault), str(source.folder)) from fault
+
+
+def _collected(request: SupportRequest, source: CollectionSource, revision: SupportRequest | None) -> CollectedMemory:
     if probe_manifest(request) is None:
         observations = {
             f"{cell.workload_kind} {cell.cell_id}": _cell_memory(request, source, cell) for cell in source.plan.cells

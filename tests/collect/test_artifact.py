@@ -156,6 +156,7 @@ def test_no_point_is_measured_twice(tmp_path):
         (b'{"schema_version": 2, "status": "comp', "expected a JSON object"),
         (b'{"artifact_type": NaN}', "expected a JSON object"),
         (b"\xff\xfe", "expected a JSON object"),
+        (b'{"artifact_type": 1e400}', "artifact_type: Number out of range"),
     ],
 )
 def test_a_truncated_or_foreign_file_is_named(tmp_path, content, message):

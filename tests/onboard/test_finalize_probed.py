@@ -99,7 +99,7 @@ def lower(tmp_path_factory):
 
 def test_a_smaller_cache_than_accepted_is_refused_without_a_revision(lower, tmp_path):
     request, folder, _, _ = lower
-    with pytest.raises(CollectionError, match="is below the accepted"):
+    with pytest.raises(EvidenceError, match="is below the accepted"):
         finalize(load_request(request), folder, tmp_path / "resolved")
 
 

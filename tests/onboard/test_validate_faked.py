@@ -153,7 +153,8 @@ def test_whenever_a_validation_is_killed_it_is_gone_on_with_and_no_launch_is_los
     systems(tmp_path, monkeypatch)
     folder, file = faked(tmp_path, role="decode")
     policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps(POLICY | {"repeatability": ROOM | {"samples": 2}}))
+    # One launch of two that is slow at a point, as the engine now and then is, scatters by 0.2.
+    policy.write_text(json.dumps(POLICY | {"repeatability": ROOM | {"samples": 2, "max_cv": 0.4}}))
     stride = "29"  # every so many steps, to be quick; a whole validation has about 180
     words = (str(folder), str(file), str(policy), str(tmp_path), stride)
     ran = subprocess.run(
