@@ -42,16 +42,9 @@ def checkpoint(place):
     return folder
 
 
-def request_of(model, *, role=None, memory=BYTES, version=VERSION):
-    """A request with the profile of one worker; `memory` is what is declared of it."""
-    resources = {
-        "cache_layout": "linear",
-        "kv_bytes_per_token": 64,
-        "max_num_tokens": 64,
-        "max_batch_size": 4,
-        "provenance": "by hand",
-    }
-    deployment = {
+def deployment_of(version, resources):
+    """A dense worker on one GPU, as a profile records it."""
+    return {
         "system": "h200_sxm",
         "backend": "vllm",
         "backend_version": version,
@@ -64,8 +57,20 @@ def request_of(model, *, role=None, memory=BYTES, version=VERSION):
         "fmha_quant_mode": "bfloat16",
         "comm_quant_mode": "half",
         "kv_cache_dtype": "bfloat16",
-        "resources": resources | memory,
+        "resources": resources,
     }
+
+
+def request_of(model, *, role=None, memory=BYTES, version=VERSION):
+    """A request with the profile of one worker; `memory` is what is declared of it."""
+    resources = {
+        "cache_layout": "linear",
+        "kv_bytes_per_token": 64,
+        "max_num_tokens": 64,
+        "max_batch_size": 4,
+        "provenance": "by hand",
+    }
+    deployment = deployment_of(version, resources | memory)
     if role is not None:
         deployment["worker_type"] = role
     profile = {

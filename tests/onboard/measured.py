@@ -15,7 +15,7 @@ from fpmsdk.onboard.plan import create_plan
 from fpmsdk.onboard.request import SupportRequest
 from tests.collect.native import PLAN, RECORDED
 from tests.collect.repetitions import keep
-from tests.onboard.collected import BYTES, REVISION, VERSION
+from tests.onboard.collected import BYTES, REVISION, VERSION, deployment_of
 
 MODEL_CONFIG = PLAN.capability["model_config"]["payload"]
 INPUTS = {"K8sConfig": {"k8s_image": "registry/engine@sha256:" + "0" * 64}}
@@ -94,21 +94,7 @@ def request_of(model, role=None, version=VERSION, runtime=None, context=2048, to
         "max_batch_size": sequences,
         "provenance": "by hand",
     }
-    deployment = {
-        "system": "h200_sxm",
-        "backend": "vllm",
-        "backend_version": version,
-        "tp": 1,
-        "dp": 1,
-        "moe_tp": 1,
-        "moe_ep": 1,
-        "gemm_quant_mode": "bfloat16",
-        "moe_quant_mode": "bfloat16",
-        "fmha_quant_mode": "bfloat16",
-        "comm_quant_mode": "half",
-        "kv_cache_dtype": "bfloat16",
-        "resources": resources | BYTES,
-    }
+    deployment = deployment_of(version, resources | BYTES)
     role_of = {} if role is None else {"worker_type": role}
     return checked(
         SupportRequest,

@@ -19,13 +19,12 @@ def onboard(*words, code=0):
     return ran.stdout
 
 
-def probed_in(place):
-    """The checkpoint of the session, with the imported draft accepted."""
-    model = model_in(place)
-    draft = {
+def draft_of(model, revision="a" * 40):
+    """A draft of one worker of a model without a profile, all four sizes given."""
+    return {
         "identity": {
             "model": str(model),
-            "model_revision": "a" * 40,
+            "model_revision": revision,
             "model_kind": "dense",
             "framework_version": "0.27.0",
             "gpu": "h200_sxm",
@@ -46,6 +45,12 @@ def probed_in(place):
         },
         "workload": {"input_tokens": 16, "output_tokens": 4, "request_count": 1},
     }
+
+
+def probed_in(place):
+    """The checkpoint of the session, with the imported draft accepted."""
+    model = model_in(place)
+    draft = draft_of(model)
     modes = ("gemm_quant_mode", "moe_quant_mode", "fmha_quant_mode", "kv_cache_dtype")
     inputs = {
         "precision": dict.fromkeys(modes, "bfloat16"),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fpmsdk import ForwardPassPerfModel, FpmBatch, errors, inspect_state_snapshot, sample
+from fpmsdk._ext import linear_store
 from fpmsdk.perfmodel import restoring
 from tests.snapshot.kinds import THRESHOLD, iterations, prepare, regression
 from tests.snapshot.tampering import copied, edited, repinned
@@ -682,3 +683,23 @@ def test_inspection_refuses_an_identity_that_is_none(copy_of, change):
     repinned(folder, change=change)
     with pytest.raises(errors.StateSnapshotError, match="identity"):
         inspect_state_snapshot(folder)
+
+
+@pytest.mark.parametrize("name", ["regression", "threshold"])
+def test_a_store_whose_count_is_at_its_limit_answers_and_learns_no_more(copy_of, name, tmp_path):
+    folder, _ = copy_of(name)
+    field = linear_store.CLOCK_FIELDS.index("accepted_rows")
+
+    def edit(stores):
+        for arrays in stores.values():
+            if arrays["clock"][field] > 0:
+                arrays["clock"][field] = 2**62
+
+    content = edited((folder / "state.bin").read_bytes(), edit)
+    model = ForwardPassPerfModel.best_available(repinned(folder, state=content))
+    decode = {"wall_time": 0.5, "scheduled_requests": {"num_decode_requests": 2, "sum_decode_kv_tokens": 300}}
+    before = model.estimate_forward_pass_time_ms(decode)
+    model.tune_with_fpms([[decode]] * 3)
+    assert model.estimate_forward_pass_time_ms(decode) == before
+    model.save_state_snapshot(tmp_path / "again")
+    assert (tmp_path / "again" / "state.bin").read_bytes() == content

@@ -21,6 +21,7 @@ from fpmsdk.onboard.plan_check import check_plan
 from fpmsdk.onboard.request import SupportRequest
 from tests.cli.test_commands import run
 from tests.collect.observed import CONFIG, REVISION, write_bundle, write_observations
+from tests.onboard.probed import draft_of
 
 LABEL = "tp1"
 
@@ -32,30 +33,7 @@ def session(tmp_path):
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
     # Planning verifies the architecture of observed memory on the checkpoint.
-    draft = {
-        "identity": {
-            "model": str(model),
-            "model_revision": REVISION,
-            "model_kind": "dense",
-            "framework_version": "0.27.0",
-            "gpu": "h200_sxm",
-            "interconnect": "nvswitch",
-        },
-        "search": {
-            "tensor_parallel": 1,
-            "attention_data_parallel": 1,
-            "moe_tensor_parallel": 1,
-            "moe_expert_parallel": 1,
-            "context_length": 128,
-        },
-        "collection": {
-            "max_num_tokens": 64,
-            "max_batch_size": 4,
-            "gpu_memory_utilization": 0.9,
-            "prefill_cudagraph_policy": "runtime",
-        },
-        "workload": {"input_tokens": 16, "output_tokens": 4, "request_count": 1},
-    }
+    draft = draft_of(model, REVISION)
     inputs = {
         "precision": dict.fromkeys(
             ("gemm_quant_mode", "moe_quant_mode", "fmha_quant_mode", "kv_cache_dtype"), "bfloat16"
