@@ -14,7 +14,7 @@ from fpmsdk.documents.strict import checked
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.provenance import finalization_manifest, json_object, probe_manifest
 from fpmsdk.onboard.request import SupportRequest
-from fpmsdk.predict.config import PredictConfig
+from fpmsdk.prediction.config import PredictConfig
 
 WORKER_SCHEMA = "aisimulate-onboarding-worker/v1"
 PILOT = "pilot"

@@ -15,8 +15,8 @@ from fpmsdk.errors import FpmSdkError
 from fpmsdk.onboard.serving_findings import Findings
 from fpmsdk.onboard.serving_samples import latency_metric, relative_error
 from fpmsdk.perfmodel.model import ForwardPassPerfModel
-from fpmsdk.predict.compile import timing_config
-from fpmsdk.predict.config import read_config
+from fpmsdk.prediction.compile import timing_config
+from fpmsdk.prediction.config import read_config
 
 _PHASES = {
     "prefill": ("num_prefill_requests", "num_decode_requests"),

@@ -22,7 +22,7 @@ from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.policy import ServingPolicy
 from fpmsdk.onboard.serving_play import read_play, timing_subset
 from fpmsdk.onboard.serving_recipe import BENCHMARK, EXECUTION_FIELDS, SCHEMA, serving_scope
-from fpmsdk.predict.config import PredictConfig, read_config
+from fpmsdk.prediction.config import PredictConfig, read_config
 
 _TOKENIZER_SUFFIXES = frozenset((".json", ".model", ".txt", ".tiktoken", ".jinja", ".jinja2", ".vocab", ".bpe"))
 _WORKER_CLASS = "fpm_memory_worker.FpmExecutionWorker"

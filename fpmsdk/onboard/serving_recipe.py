@@ -13,7 +13,7 @@ from typing import Any
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.documents.evidence import file_evidence, verify_evidence
 from fpmsdk.errors import EvidenceError, OnboardError
-from fpmsdk.predict.config import PredictConfig, TimestampsLoad, TraceSource
+from fpmsdk.prediction.config import PredictConfig, TimestampsLoad, TraceSource
 
 SCHEMA = "aisimulate-serving-validation/v1"
 BENCHMARK = {

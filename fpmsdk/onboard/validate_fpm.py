@@ -22,8 +22,8 @@ from fpmsdk.onboard.plan import plan_lock
 from fpmsdk.onboard.plan_check import check_plan, plan_folder
 from fpmsdk.onboard.plan_documents import PLAN_FILE
 from fpmsdk.onboard.request import SupportRequest, load_request, request_id
-from fpmsdk.predict import PredictConfig, Prediction, predict
-from fpmsdk.predict.output import COVERAGE, REPORT, prepare_output
+from fpmsdk.prediction import PredictConfig, Prediction, predict
+from fpmsdk.prediction.output import COVERAGE, REPORT, prepare_output
 
 CONFIG_FILE, REPORT_FILE, PREDICTION_FOLDER = "predict.yaml", "validation.json", "prediction"
 _OPTION = "--validation-output-dir"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from fpmsdk.predict import predict, read_config
+from fpmsdk.prediction import predict, read_config
 from tests.onboard.finished import CONFIG
 
 HARDWARE = """\

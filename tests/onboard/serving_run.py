@@ -11,9 +11,9 @@ from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.documents.evidence import file_evidence
 from fpmsdk.onboard.policy import ServingPolicy
 from fpmsdk.onboard.serving_recipe import BENCHMARK, EXECUTION_FIELDS, SCHEMA, benchmark_arguments, serving_scope
-from fpmsdk.predict import predict, read_config
-from tests.predict.cases import filled, peer_systems
-from tests.predict.test_peer_cases import CASES
+from fpmsdk.prediction import predict, read_config
+from tests.prediction.cases import filled, peer_systems
+from tests.prediction.test_peer_cases import CASES
 
 PLAY = CASES["plays"][0]
 START_NS = 1_000_000_000_000

@@ -16,10 +16,10 @@ from fpmsdk.errors import FpmUncoveredError, PerfDataNotAvailableError, ReplayEr
 from fpmsdk.files import whole_file
 from fpmsdk.launch import EngineLaunchConfig
 from fpmsdk.perfmodel.model import ForwardPassPerfModel
-from fpmsdk.predict.compile import ReplayInputs, compile_config
-from fpmsdk.predict.config import PredictConfig, TraceSource
-from fpmsdk.predict.output import REPORT, REQUESTS, prepare_output
-from fpmsdk.predict.plays import play_evidence
+from fpmsdk.prediction.compile import ReplayInputs, compile_config
+from fpmsdk.prediction.config import PredictConfig, TraceSource
+from fpmsdk.prediction.output import REPORT, REQUESTS, prepare_output
+from fpmsdk.prediction.plays import play_evidence
 from fpmsdk.replay import ReplayReport, replay_trace
 from fpmsdk.replay.coverage import write_coverage
 

@@ -11,10 +11,10 @@ import yaml
 
 from fpmsdk.documents.strict import checked
 from fpmsdk.errors import ConfigError, OnboardError
-from fpmsdk.predict import PredictConfig, predict, read_config
-from fpmsdk.predict.compile import compile_config
-from tests.predict.cases import filled, peer_systems
-from tests.predict.test_peer_cases import CASES, PEER_RULES
+from fpmsdk.prediction import PredictConfig, predict, read_config
+from fpmsdk.prediction.compile import compile_config
+from tests.prediction.cases import filled, peer_systems
+from tests.prediction.test_peer_cases import CASES, PEER_RULES
 
 SYNTHETIC = {
     "traffic": {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fpmsdk.predict import PredictConfig, predict
-from tests.predict.cases import filled, peer_systems
+from fpmsdk.prediction import PredictConfig, predict
+from tests.prediction.cases import filled, peer_systems
 
 CASES = json.loads((Path(__file__).parent / "peer_cases.json").read_text())
 PEER_RULES = {"execution": {"scheduler_rules": "simulator", "mixed_pass_pricing": "separate"}}

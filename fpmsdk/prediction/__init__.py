@@ -4,7 +4,7 @@ Reads what planning writes (`predict/pilot.yaml`): aggregated serving, priced by
 Source: predict-recommend.md sections 1 to 5 and 9.
 """
 
-from fpmsdk.predict.config import PredictConfig, read_config
-from fpmsdk.predict.run import Prediction, predict
+from fpmsdk.prediction.config import PredictConfig, read_config
+from fpmsdk.prediction.run import Prediction, predict
 
 __all__ = ["PredictConfig", "Prediction", "predict", "read_config"]

@@ -13,7 +13,7 @@ from fpmsdk.config.profile import load_fpm_profile
 from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.launch.capacity import FRACTION_OF
 from fpmsdk.perfmodel.model import ForwardPassPerfModel
-from fpmsdk.predict.config import (
+from fpmsdk.prediction.config import (
     ConcurrencyLoad,
     PredictConfig,
     SyntheticSource,
