@@ -7,6 +7,9 @@ import typer
 from fpmsdk.cli.lazy import Subcommand, lazy_group
 
 SUBCOMMANDS = {
+    "predict": Subcommand(
+        "fpmsdk.cli.predict:predict", "Predict latencies and throughput of one deployment under one workload."
+    ),
     "demo": Subcommand(
         "fpmsdk.cli.demo:demo", "Tune on a recorded vLLM run, replay another one, and print predicted next to measured."
     ),
