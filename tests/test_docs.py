@@ -35,6 +35,7 @@ GUIDES = [
     "learned.md",
     "online-learning.md",
     "op-level.md",
+    "predict.md",
     "replay.md",
     "snapshots.md",
     "scheduler.md",

@@ -78,6 +78,17 @@ class Simulation:
         records: list[dict[str, Any]] = json.loads(self.replay.to_json())["per_request"]
         return records
 
+    def to_pandas(self) -> Any:
+        """A data frame with a row for every request.
+
+        Raises
+        ------
+        ImportError: pandas is not installed.
+        """
+        import pandas  # an optional library
+
+        return pandas.DataFrame.from_records(self.records())
+
 
 def simulate(
     config: PredictConfig, *, models: ModelCache | None = None, traces: TraceCache | None = None
