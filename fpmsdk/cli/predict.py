@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
+    from fpmsdk.prediction.config import PredictConfig
     from fpmsdk.prediction.run import Prediction
 
 DEFAULT_OUTPUT = Path("fpmsdk-output")
@@ -42,14 +44,31 @@ def predict(
     Exits with 0 when a request completed; 1 when none did, or the replay failed; 2 when the input was rejected, before
     anything was written; 4 when a measured table lacks a point that the workload needs; 130 after Ctrl-C.
     """
+    from fpmsdk.cli.console import INTERRUPTED
     from fpmsdk.prediction.documents import SEARCH_SECTIONS, read_document
     from fpmsdk.prediction.preflight import checked_config
     from fpmsdk.prediction.run import predict as run
 
-    document = read_document(config, set or (), forbidden=SEARCH_SECTIONS)
-    report(
-        run(checked_config(document), output_dir, capture_per_request=capture_per_request, overwrite=overwrite), format
-    )
+    checked = checked_config(read_document(config, set or (), forbidden=SEARCH_SECTIONS))
+    try:
+        result = run(checked, output_dir, capture_per_request=capture_per_request, overwrite=overwrite)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; there is no report", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    for line in _limits_of_the_profile(checked) if result.report is not None else ():
+        typer.echo(line, err=True)
+    report(result, format)
+
+
+def _limits_of_the_profile(config: PredictConfig) -> Iterator[str]:
+    """What the scheduler takes from the profile where the configuration is silent."""
+    from fpmsdk.prediction.compile.launch import limits_of
+
+    for role, worker in config.roles.items():
+        scheduler = worker.scheduler
+        if config.engine.fpm_profile is not None and None in (scheduler.max_batched_tokens, scheduler.max_sequences):
+            tokens, sequences, _ = limits_of(config, role)
+            yield f"{role}: limits of the profile: max_batched_tokens {tokens}, max_sequences {sequences}"
 
 
 def report(result: Prediction, format: Literal["table", "json"]) -> NoReturn:

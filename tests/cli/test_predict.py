@@ -115,5 +115,17 @@ def test_limits_of_a_profile_are_taken_where_the_scheduler_is_silent(folder):
     run("quickstart")
     ran = run("predict", "-c", "fpmsdk-quickstart/predict.yaml", "--output-dir", "o")
     assert ran.exit_code == 0
+    assert ran.stderr == "aggregated: limits of the profile: max_batched_tokens 512, max_sequences 16\n"
     engine = json.loads((folder / "o/prediction.json").read_text())["options"]["launch"]["engine"]
     assert (engine["max_num_batched_tokens"], engine["max_num_seqs"]) == (512, 16)
+
+
+def test_ctrl_c_exits_with_130_and_leaves_no_report(folder, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    run("init", "predict")
+    monkeypatch.setattr("fpmsdk.prediction.run.replay_on", interrupted)
+    ran = run("predict", "-c", "predict.yaml")
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (130, "", "interrupted; there is no report\n")
+    assert not (folder / "fpmsdk-output/prediction.json").exists()
