@@ -70,8 +70,8 @@ def open_workers(
         from fpmsdk.recommendation.executors.cluster import cluster_workers
 
         cluster = cluster_workers(scheduler, timeout_seconds=timeout_seconds, start_seconds=start_seconds)
-        with cluster as (executor, capacity), _ending(executor):
-            yield Workers(executor, capacity, kind)
+        with cluster as (theirs, capacity), _ending(theirs):
+            yield Workers(theirs, capacity, kind)
         return
     if kind == "threads":
         executor: Executor = ThreadWorkers(workers, timeout_seconds=timeout_seconds)
