@@ -107,14 +107,12 @@ class JournalWriter:
     'complete'
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], head: Mapping[str, Any], continued: Journal | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], head: Mapping[str, Any], continued: Journal | None = None) -> None:
         if continued is None:
-            self._file: BinaryIO = open(path, "xb")
+            self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 - closed by __exit__
             self._write([{"schema": SCHEMA, **head}])
         else:
-            self._file = open(path, "r+b")
+            self._file = open(path, "r+b")  # noqa: SIM115 - likewise
             self._file.truncate(continued.size_bytes)
             self._file.seek(continued.size_bytes)
 
@@ -135,9 +133,7 @@ class JournalWriter:
         """The writer itself."""
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         """Close the file."""
         self._file.close()
 

@@ -1,4 +1,4 @@
-"""One part of a sweep whose candidates are known beforehand, so that several machines need nothing in common but the file.
+"""Parts of a sweep whose candidates are known beforehand, so that machines need nothing in common but the file.
 
 Source: predict-recommend.md section 17 (plain shards).
 """
