@@ -138,7 +138,12 @@ class JournalWriter:
         self._file.close()
 
 
-def same_sweep(found: Mapping[str, Any], expected: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+_RESTORE = "restore that, name another --output-dir, or pass --overwrite to begin anew"
+
+
+def same_sweep(
+    found: Mapping[str, Any], expected: Mapping[str, Any], path: str | os.PathLike[str], remedy: str = _RESTORE
+) -> None:
     """Refuse a journal of another sweep.
 
     Parameters
@@ -146,10 +151,11 @@ def same_sweep(found: Mapping[str, Any], expected: Mapping[str, Any], path: str 
     found: the head of a journal.
     expected: the head that this sweep writes.
     path: the journal, for the message.
+    remedy: what to do, for the message.
 
     Raises
     ------
-    OnboardError: naming what differs, one line each.
+    OnboardError: naming every field that differs.
 
     >>> same_sweep({"shard": "1/2"}, {"shard": "2/2"}, "candidates.jsonl")
     Traceback (most recent call last):
@@ -159,11 +165,7 @@ name another --output-dir, or pass --overwrite to begin anew
     """
     differences = sorted(_differences("", dict(found), dict(expected)))
     if differences:
-        raise OnboardError(
-            f"{path}: is of another sweep: {'; '.join(differences)}; restore that, name another --output-dir, or pass "
-            "--overwrite to begin anew",
-            os.fspath(path),
-        )
+        raise OnboardError(f"{path}: is of another sweep: {'; '.join(differences)}; {remedy}", os.fspath(path))
 
 
 def _differences(place: str, found: Any, expected: Any) -> Iterable[str]:
