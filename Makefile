@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test journey-fast fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
+.PHONY: demo test journey-fast fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-predict compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -136,6 +136,16 @@ $(PEERS)/replay/.ready: Makefile
 compare-replay: $(PEERS)/replay/.ready
 	$(call install,$(PEERS)/replay)
 	$(PEERS)/replay/bin/python benchmarks/compare/replay.py $(EVIDENCE) $(if $(TRACE),--trace $(TRACE))
+
+# The commands of the peer need all that it requires (1.6 GB).
+$(PEERS)/predict/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/predict
+	$(PEERS)/predict/bin/pip install --quiet --pre $(firstword $(PEER_WHEELS))
+	touch $@
+
+compare-predict: $(PEERS)/predict/.ready
+	$(call install,$(PEERS)/predict)
+	$(PEERS)/predict/bin/python benchmarks/compare/predict.py $(EVIDENCE)
 
 compare-replay-fuzz: $(PEERS)/replay/.ready
 	$(call install,$(PEERS)/replay)
