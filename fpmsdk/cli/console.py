@@ -6,15 +6,14 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from fpmsdk.errors import FpmSdkError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 REJECTED_INPUT = 2
 NEGATIVE_RESULT = 1
@@ -44,13 +43,19 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 def show(document: dict[str, Any], as_json: bool, *tables: Table | str) -> None:
     """Print the result on stdout: the document as JSON, or its tables and lines."""
     if as_json:
+        import msgspec
+
         typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
-    console = Console()
+    console: Any = None  # Rich loads with the first table
     for table in tables:
         if isinstance(table, str):
             typer.echo(table)
         else:
+            if console is None:
+                from rich.console import Console
+
+                console = Console()
             console.print(table)
 
 
@@ -61,6 +66,9 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[[i
     Yields a function to call with the number of steps done since its last call; without `total` the bar only
     says that the work goes on.
     """
+    from rich.console import Console
+    from rich.progress import Progress
+
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True)
     task = bar.add_task(description, total=total)
