@@ -1,0 +1,202 @@
+"""From a search that misses measurements to a campaign, and back to the same search, which then is covered."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fpmsdk.collect.__main__ import main as collect
+from fpmsdk.collect.points import read_points
+from fpmsdk.errors import OnboardError
+from fpmsdk.perfmodel.stand_in import MissingPoint
+from fpmsdk.prediction import PredictConfig, predict
+from fpmsdk.recommendation.collect_plan import remove_collect_plan, write_collect_plan
+from fpmsdk.recommendation.missing import missing_points
+from tests.onboard.finished import CONFIG
+
+SYSTEM, VERSION = "h200_sxm", "0.27.0"
+HARDWARE = {
+    "data_dir": "data/h200_sxm",
+    "gpu": {"mem_bw": 4.8e12, "mem_capacity": 151397597184, "bfloat16_tc_flops": 989.0e12, "sm_version": 90},
+    "node": {"num_gpus_per_node": 8, "intra_node_bw": 4.5e11, "inter_node_bw": 5.0e10},
+    "misc": {"nccl_mem": {1: 0}, "other_mem": 0},
+}
+# What was measured first: one request at a time, up to 32 tokens.
+MEASURED = {
+    "schema_version": 1,
+    "prefill": [{"batch_size": 1, "total_prefill_tokens": n, "total_kv_read_tokens": 0} for n in (8, 16, 32)],
+    "decode": [{"batch_size": 1, "total_kv_read_tokens": n} for n in (8, 16, 32)],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A checkpoint and a systems root with its table, measured by the fake engine."""
+    folder = tmp_path_factory.mktemp("measured")
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(CONFIG))
+    (folder / "systems").mkdir()
+    (folder / "systems/h200_sxm.yaml").write_text(yaml.safe_dump(HARDWARE))
+    (folder / "points.json").write_text(json.dumps(MEASURED))
+    (folder / "profile.json").write_text(json.dumps(profile(folder)))
+    words = ["--model-path", folder / "model", "--gpu", SYSTEM, "--fpm-backend-version", VERSION, "--fpm-max-gpus", 1]
+    words += ["--fpm-max-num-batched-tokens", 64, "--fpm-max-num-seqs", 4, "--fpm-executor", "fake"]
+    words += ["--fpm-model-profile", folder / "profile.json", "--fpm-benchmark-points-file", folder / "points.json"]
+    words += ["--checkpoint-dir", folder / "checkpoint", "--fpm-artifact-root", folder / "artifacts"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FPMSDK_SYSTEMS_PATH", str(folder / "systems"))
+        assert collect([*map(str, words), "--fpm-database-root", str(folder / "systems/data")]) == 0
+    return folder
+
+
+def profile(folder):
+    modes = {"gemm_quant_mode": "bfloat16", "moe_quant_mode": "bfloat16", "fmha_quant_mode": "bfloat16"}
+    sizes = ("weights_bytes", "activations_bytes", "runtime_overhead_bytes", "comm_overhead_bytes")
+    resources = dict.fromkeys(sizes, 1) | {"cache_layout": "linear", "kv_bytes_per_token": 64}
+    resources |= {"max_num_tokens": 64, "max_batch_size": 4, "provenance": "declared"}
+    return {
+        "schema_version": 1,
+        "model": str(folder / "model"),
+        "model_revision": "1" * 40,
+        "architecture": "LlamaForCausalLM",
+        "context_length": 128,
+        "num_experts": 0,
+        "provenance": "test",
+        "deployments": [
+            {"system": SYSTEM, "backend": "vllm", "backend_version": VERSION, "tp": 1, "dp": 1, "moe_tp": 1}
+            | {"moe_ep": 1, "comm_quant_mode": "half", "kv_cache_dtype": "bfloat16", **modes, "resources": resources}
+        ],
+    }
+
+
+def candidate(place, concurrency, **engine):
+    """A deployment that computes prompts of 40 tokens, so many at a time."""
+    worker = {"kv_cache": {"block_size": 16, "capacity": {"type": "fixed", "blocks": 64}}}
+    return {
+        "traffic": {
+            "source": {"type": "synthetic", "input_tokens": 40, "output_tokens": 3},
+            "load": {"type": "concurrency", "concurrency": concurrency},
+            "stop": {"requests": 4},
+        },
+        "engine": {
+            "model": str(place / "model"),
+            "hardware": SYSTEM,
+            "backend_version": VERSION,
+            "systems_paths": [str(place / "systems")],
+            "fpm_profile": profile(place),
+            "estimation_mode": "fpm_interpolation",
+            "estimator_config": {"fpm_interpolation": {"method": "direct", "collect_coverage": True}},
+            "context_length": 128,
+            "workers": {"aggregated": worker},
+            **engine,
+        },
+    }
+
+
+def search(place, **engine):
+    return [(f"candidate-{n:06d}", candidate(place, n, **engine)) for n in (1, 2)]
+
+
+@pytest.fixture
+def planned(place, tmp_path):
+    return write_collect_plan(missing_points(search(place)), tmp_path)
+
+
+def test_all_missing_points_are_met_and_not_the_first_alone(place):
+    missing = missing_points(search(place)[:1])
+    (cell,) = missing.cells
+    # Four requests, one at a time: a prompt of 40 tokens, and a decode step for each of two further tokens.
+    assert {tuple(point): occurrences for point, occurrences in cell.points.items()} == {
+        ("prefill", 1, 40, 0): 4,
+        ("decode", 1, 0, 40): 4,
+        ("decode", 1, 0, 41): 4,
+    }
+    assert missing.stopped == {}
+
+
+def test_the_plan_names_who_misses_what_and_how_often(planned):
+    (campaign,) = planned["campaigns"]
+    assert campaign["candidate_ids"] == ["candidate-000001", "candidate-000002"]
+    assert campaign["measured_before"] == 6
+    counts = [point["occurrences"] for point in campaign["missing"]]
+    assert counts == sorted(counts, reverse=True)
+    assert "made up" in planned["stand_in"]
+
+
+def test_the_list_holds_the_points_of_the_table_and_the_missing_ones(planned, tmp_path):
+    (campaign,) = planned["campaigns"]
+    payload = read_points(tmp_path / campaign["points_file"])["payload"]
+    assert [point for point in payload["prefill"] if point in MEASURED["prefill"]] == MEASURED["prefill"]
+    assert len(payload["prefill"]) == 3 + sum(point["phase"] == "prefill" for point in campaign["missing"])
+    assert [point for point in payload["decode"] if point in MEASURED["decode"]] == MEASURED["decode"]
+    assert len(payload["decode"]) == 3 + sum(point["phase"] == "decode" for point in campaign["missing"])
+
+
+def test_what_the_plan_collects_covers_the_same_search(place, planned, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (campaign,) = planned["campaigns"]
+    before = predict(PredictConfig.model_validate(candidate(place, 2)), tmp_path / "before")
+    assert before.exit_code == 4
+    env, variable, python, module_flag, module, *words = shlex.split(campaign["command"])
+    assert (env, python, module_flag, module) == ("env", "python", "-m", "fpmsdk.collect")
+    monkeypatch.setenv(*variable.split("="))
+    assert collect([*words, "--fpm-executor", "fake"]) == 0
+    roots = [str(Path(path).absolute()) for path in campaign["systems_paths"]]
+    assert missing_points(search(place, systems_paths=roots)).cells == ()
+    after = predict(PredictConfig.model_validate(candidate(place, 2, systems_paths=roots)), tmp_path / "after")
+    assert (after.exit_code, after.coverage["status"]) == (0, "covered")
+
+
+def test_an_earlier_plan_is_removed_and_what_was_collected_stays(planned, tmp_path):
+    (tmp_path / "missing-points/0001-artifacts").mkdir()
+    remove_collect_plan(tmp_path)
+    left = sorted(path.name for path in (tmp_path / "missing-points").iterdir())
+    assert left == ["0001-artifacts", Path(planned["campaigns"][0]["systems_paths"][0]).name]
+    assert not (tmp_path / "missing-points.json").exists()
+
+
+def test_a_covered_search_has_a_plan_without_campaigns(place, tmp_path):
+    short = candidate(place, 1)
+    short["traffic"]["source"] |= {"input_tokens": 16, "output_tokens": 2}
+    assert write_collect_plan(missing_points([("candidate-000001", short)]), tmp_path)["campaigns"] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["missing-points.json"]
+
+
+def test_a_deployment_that_cannot_be_replayed_is_named_in_one_line(place):
+    document = candidate(place, 1)
+    document["engine"]["workers"]["aggregated"]["parallelism"] = {"tensor": 3}
+    missing = missing_points([("candidate-000001", document), *search(place)[1:]])
+    assert list(missing.stopped) == ["candidate-000001"]
+    assert "\n" not in missing.stopped["candidate-000001"]
+    assert [cell.candidate_ids for cell in missing.cells] == [["candidate-000002"]]
+
+
+def test_cached_tokens_that_are_fewer_than_the_requests_are_told_by_request(place, tmp_path):
+    missing = missing_points(search(place))
+    missing.cells[0].points[MissingPoint("prefill", 3, 8, 2)] += 1
+    (campaign,) = write_collect_plan(missing, tmp_path)["campaigns"]
+    payload = read_points(tmp_path / campaign["points_file"])["payload"]
+    assert payload["schema_version"] == 3
+    (point,) = [point for point in payload["prefill"] if "rows" in point]
+    assert point["rows"] == [[3, 1], [3, 1], [2, 0]]
+
+
+def test_a_layout_that_is_not_collected_is_refused_before_anything_is_written(place, tmp_path):
+    missing = missing_points(search(place))
+    cell = missing.cells[0]
+    cell.cell = cell.cell._replace(identity=dict(cell.cell.identity) | {"tp": "2", "dp": "2", "moe_ep": "4"})
+    with pytest.raises(OnboardError, match="none of the collected layouts"):
+        write_collect_plan(missing, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_needs_no_table_misses_nothing(place):
+    document = candidate(place, 1)
+    engine = document["engine"]
+    for name in ("fpm_profile", "estimator_config", "estimation_mode", "systems_paths"):
+        del engine[name]
+    engine["workers"]["aggregated"]["timing"] = {"type": "fixed", "prefill_ms": 3.0, "decode_ms": 1.0}
+    missing = missing_points([("candidate-000001", document)])
+    assert (missing.cells, missing.stopped) == ((), {})
