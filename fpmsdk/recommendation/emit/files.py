@@ -14,6 +14,8 @@ from typing import Any
 from fpmsdk.collect.render import gpus_per_node
 from fpmsdk.errors import OnboardError
 from fpmsdk.files import whole_file
+from fpmsdk.prediction.config import PredictConfig
+from fpmsdk.prediction.documents import read_document
 from fpmsdk.recommendation.emit.kubernetes import deploy_manifest
 from fpmsdk.recommendation.emit.shell import serve_script, slurm_script
 from fpmsdk.recommendation.emit.workers import ServingWorker, serving_workers
@@ -67,6 +69,7 @@ def emit(
     Raises
     ------
     OnboardError: no vLLM deployment, a worker larger than a node, or no image can be named; nothing was written.
+    ConfigError: the profile has no such deployment; nothing was written.
     OSError: a file cannot be written.
 
     Source: predict-recommend.md section 10.3.
@@ -76,8 +79,9 @@ def emit(
     >>> [path.name for path in emit(document, ["vllm-cmd", "k8s"], tempfile.mkdtemp())]
     ['serve.sh', 'deploy.yaml']
     """
-    workers = serving_workers(document)
-    texts = {kind: _text(kind, document, workers, image, node_gpus) for kind in kinds}
+    config = read_document(document).checked(PredictConfig)
+    workers = serving_workers(config)
+    texts = {kind: _text(kind, config, workers, image, node_gpus) for kind in kinds}
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     for kind, text in texts.items():
@@ -91,30 +95,29 @@ def emit(
 
 def _text(
     kind: str,
-    document: Mapping[str, Any],
+    config: PredictConfig,
     workers: Sequence[ServingWorker],
     image: str | None,
     node_gpus: int | None,
 ) -> str:
-    engine, about = document["engine"], _about(document, workers)
+    engine, about = config.engine, _about(config, workers)
     if kind == "vllm-cmd":
         return serve_script(workers, about)
-    given = engine.get("systems_paths")
-    paths = None if given in (None, "default") else given
-    gpus = node_gpus or gpus_per_node(engine["hardware"], paths)
-    name = _name(engine["model"])
+    name = _name(engine.model)
+    roots = None if engine.systems_paths in (None, "default") else engine.systems_paths
+    gpus = node_gpus or min(gpus_per_node(worker.hardware, roots) for worker in workers)
     if kind == "slurm":
         return slurm_script(workers, about, name=name, gpus_per_node=gpus, image=image)
-    found = image or _published_image(engine.get("backend_version"))
+    found = image or _published_image(engine.backend_version)
     return deploy_manifest(workers, about, name=name, gpus_per_node=gpus, image=found)
 
 
-def _about(document: Mapping[str, Any], workers: Sequence[ServingWorker]) -> list[str]:
-    engine = document["engine"]
-    version = engine.get("backend_version")
-    of = " and ".join(f"{worker.replicas} x {worker.role} on {worker.gpus} GPUs" for worker in workers)
+def _about(config: PredictConfig, workers: Sequence[ServingWorker]) -> list[str]:
+    engine = config.engine
+    version = "" if engine.backend_version is None else f" {engine.backend_version}"
+    of = " and ".join(f"{worker.replicas} x {worker.role} on {worker.gpus} {worker.hardware}" for worker in workers)
     return [
-        f"Serves {engine['model']} on {engine['hardware']} with vLLM{f' {version}' if version else ''}: {of}.",
+        f"Serves {engine.model} with vLLM{version}: {of}.",
         f"Written by fpmsdk {__version__} from the configuration of a prediction.",
     ]
 

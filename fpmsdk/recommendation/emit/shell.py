@@ -131,7 +131,7 @@ def require_one_node(worker: ServingWorker, gpus_per_node: int) -> None:
 
 def _named(started: _Started) -> str:
     worker = started.worker
-    return f"Worker {started.number}, {worker.role}: {worker.gpus} GPUs ({worker.layout})"
+    return f"Worker {started.number}, {worker.role}: {worker.gpus} {worker.hardware} ({worker.layout})"
 
 
 def _words(started: _Started) -> list[str]:

@@ -1,6 +1,6 @@
 """The vLLM workers of a concrete deployment: how many, on how many GPUs, started with which words.
 
-What is not said in the configuration is what a prediction of it assumes, so that the engine runs what was simulated.
+What the configuration leaves open is what a prediction of it assumes, so that the engine runs what was simulated.
 Source: predict-recommend.md sections 2.3, 2.4 and 10.3.
 """
 
@@ -12,17 +12,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fpmsdk.config.profile import DeploymentProfile, load_fpm_profile
+from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.errors import OnboardError
+from fpmsdk.launch.capacity import FRACTION_OF
+from fpmsdk.perfmodel.model import ForwardPassPerfModel
+from fpmsdk.prediction.compile import timing_config
+from fpmsdk.prediction.compile.launch import limits_of
+from fpmsdk.prediction.config import Engine, Parallelism, PredictConfig, Worker
 
 PORT, SIDE_CHANNEL_PORT = 8000, 5600
 # Ranks of a worker take consecutive side channels.
 SIDE_CHANNELS = 64
-_SIZES = ("tensor", "pipeline", "attention_data", "moe_tensor", "moe_expert", "prefill_context", "decode_context")
 # Who sends the cache of a prompt and who receives it.
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-_MAX_BATCHED_TOKENS = 8192
-_MAX_SEQUENCES = {"aggregated": 256, "prefill": 1, "decode": 256}
-_BLOCK_TOKENS, _MEMORY_FRACTION = 64, 0.9
+# The largest part of the memory that a prediction leaves to vLLM.
+_MEMORY_FRACTION = FRACTION_OF["vllm"][1]
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class ServingWorker:
     """The identical workers of one role.
 
     role: `aggregated`, `prefill` or `decode`.
+    hardware: GPU system.
     replicas: how many.
     gpus: of one worker, all on one node.
     model: name on the hub, or absolute path of a checkpoint.
@@ -38,6 +44,7 @@ class ServingWorker:
     """
 
     role: str
+    hardware: str
     replicas: int
     gpus: int
     model: str
@@ -55,152 +62,122 @@ class ServingWorker:
         return self.role in _KV_ROLES
 
 
-def serving_workers(document: Mapping[str, Any]) -> tuple[ServingWorker, ...]:
+def serving_workers(config: PredictConfig) -> tuple[ServingWorker, ...]:
     """The workers of a concrete configuration, prompts before decoding.
-
-    Parameters
-    ----------
-    document: of one prediction, validated, with absolute paths.
 
     Raises
     ------
-    OnboardError: another backend than vLLM, or sizes without a vLLM option.
+    OnboardError: sizes that vLLM has no option for.
+    ConfigError: the profile has no such deployment.
 
     Source: predict-recommend.md section 10.3.
 
-    >>> (worker,) = serving_workers({"engine": {"model": "org/m", "hardware": "h200_sxm", "workers": {
-    ...     "aggregated": {"parallelism": {"tensor": 2, "replicas": 3}}}}})
+    >>> from fpmsdk.prediction import read_config
+    >>> (worker,) = serving_workers(read_config({"engine": {"model": "org/m", "hardware": "h200_sxm", "workers": {
+    ...     "aggregated": {"parallelism": {"tensor": 2, "replicas": 3}}}}}))
     >>> worker.replicas, worker.gpus, worker.arguments[:2]
     (3, 2, ('--tensor-parallel-size', '2'))
     """
-    engine = document["engine"]
-    backend = engine.get("backend", "vllm")
-    if backend != "vllm":
-        raise OnboardError(
-            f"engine.backend: found {backend!r}, deployment files are written for vllm alone; leave --emit out",
-            "engine.backend",
-        )
-    is_disaggregated = engine.get("mode", "aggregated") == "disaggregated"
-    roles = ("prefill", "decode") if is_disaggregated else ("aggregated",)
-    workers = engine.get("workers") or {}
-    return tuple(_worker(engine, role, workers.get(role) or {}) for role in roles)
+    return tuple(_serving_worker(config, role, worker) for role, worker in config.roles.items())
 
 
-def _worker(engine: Mapping[str, Any], role: str, worker: Mapping[str, Any]) -> ServingWorker:
-    given = worker.get("parallelism") or {}
-    sizes = {name: given.get(name) or 1 for name in _SIZES}
-    if sizes["moe_tensor"] > 1 and sizes["moe_expert"] > 1:
+def _serving_worker(config: PredictConfig, role: str, worker: Worker) -> ServingWorker:
+    engine, sizes = config.engine, worker.parallelism
+    if sizes.moe_tensor > 1 and sizes.moe_expert > 1:
         raise OnboardError(
             f"engine.workers.{role}.parallelism: vLLM divides experts either by moe_tensor or by moe_expert, found "
-            f"{sizes['moe_tensor']} and {sizes['moe_expert']}",
+            f"{sizes.moe_tensor} and {sizes.moe_expert}",
             f"engine.workers.{role}.parallelism",
         )
-    profile = engine.get("fpm_profile") or {}
-    measured = _measured(profile, sizes, engine, role)
-    words = [
+    measured = _measured(config, role)
+    arguments = [
+        *_revision(engine),
         *_parallel(sizes),
-        *_limits(engine, role, worker, profile, measured),
-        *_cache(worker.get("kv_cache") or {}, measured),
+        *_limits(config, role),
+        *_cache(worker, measured),
         *_further(engine, role, measured),
     ]
     return ServingWorker(
         role=role,
-        replicas=given.get("replicas") or 1,
-        gpus=sizes["tensor"] * sizes["pipeline"] * sizes["attention_data"] * sizes["prefill_context"],
-        model=engine["model"],
-        arguments=(*_revision(engine["model"], profile), *words),
-        layout=", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one GPU",
+        hardware=worker.hardware or engine.hardware,
+        replicas=sizes.replicas,
+        gpus=sizes.gpus,
+        model=engine.model,
+        arguments=tuple(arguments),
+        layout=_layout(sizes),
     )
 
 
-def _measured(
-    profile: Mapping[str, Any], sizes: Mapping[str, int], engine: Mapping[str, Any], role: str
-) -> Mapping[str, Any]:
-    """The deployment of the profile with these sizes; empty without a profile."""
-    wanted = {
-        "system": engine.get("hardware"),
-        "tp": sizes["tensor"],
-        "dp": sizes["attention_data"],
-        "moe_tp": sizes["moe_tensor"],
-        "moe_ep": sizes["moe_expert"],
-    }
-    for deployment in profile.get("deployments", ()):
-        if deployment.get("worker_type") in (None, role) and all(deployment[name] == wanted[name] for name in wanted):
-            found: Mapping[str, Any] = deployment
-            return found
-    return {}
+def _layout(sizes: Parallelism) -> str:
+    parts = sizes.model_dump(exclude={"replicas"}, exclude_none=True)
+    return ", ".join(f"{name} {size}" for name, size in parts.items() if size > 1) or "one GPU"
 
 
-def _revision(model: str, profile: Mapping[str, Any]) -> list[str]:
+def _measured(config: PredictConfig, role: str) -> DeploymentProfile | None:
+    """The deployment of the profile that the worker is; None without a profile."""
+    if config.engine.fpm_profile is None:
+        return None
+    canonical = ForwardPassPerfModel.normalize_config(timing_config(config, role))
+    return select_deployment(load_fpm_profile(config.engine.fpm_profile), canonical)
+
+
+def _revision(engine: Engine) -> list[str]:
     # A folder is the revision that it holds.
-    revision = profile.get("model_revision")
-    return ["--revision", revision] if revision and not os.path.isabs(model) else []
+    if engine.fpm_profile is None or os.path.isabs(engine.model):
+        return []
+    return ["--revision", engine.fpm_profile["model_revision"]]
 
 
-def _parallel(sizes: Mapping[str, int]) -> list[str]:
-    words = ["--tensor-parallel-size", str(sizes["tensor"])]
-    words += ["--pipeline-parallel-size", str(sizes["pipeline"])]
-    words += ["--data-parallel-size", str(sizes["attention_data"])]
-    for name in ("prefill_context", "decode_context"):
-        if sizes[name] > 1:
-            words += [f"--{name.replace('_', '-')}-parallel-size", str(sizes[name])]
-    return [*words, "--enable-expert-parallel"] if sizes["moe_expert"] > 1 else words
+def _parallel(sizes: Parallelism) -> list[str]:
+    words = ["--tensor-parallel-size", str(sizes.tensor)]
+    words += ["--pipeline-parallel-size", str(sizes.pipeline)]
+    words += ["--data-parallel-size", str(sizes.attention_data)]
+    for option, size in (("prefill", sizes.prefill_context), ("decode", sizes.decode_context)):
+        if size is not None and size > 1:
+            words += [f"--{option}-context-parallel-size", str(size)]
+    return [*words, "--enable-expert-parallel"] if sizes.moe_expert > 1 else words
 
 
-def _limits(
-    engine: Mapping[str, Any],
-    role: str,
-    worker: Mapping[str, Any],
-    profile: Mapping[str, Any],
-    measured: Mapping[str, Any],
-) -> list[str]:
-    scheduler, resources = worker.get("scheduler") or {}, measured.get("resources") or {}
-    tokens = scheduler.get("max_batched_tokens") or resources.get("max_num_tokens") or _MAX_BATCHED_TOKENS
-    sequences = scheduler.get("max_sequences") or resources.get("max_batch_size") or _MAX_SEQUENCES[role]
+def _limits(config: PredictConfig, role: str) -> list[str]:
+    tokens, sequences, context = limits_of(config, role)
     words = ["--max-num-batched-tokens", str(tokens), "--max-num-seqs", str(sequences)]
-    context = worker.get("context_length") or engine.get("context_length") or "max"
-    if context == "max":
-        context = profile.get("context_length")
     if context is not None:
         words += ["--max-model-len", str(context)]
-    chunked = engine.get("enable_chunked_prefill")
+    chunked = config.engine.enable_chunked_prefill
     if chunked is not None and role != "decode":
         words.append("--enable-chunked-prefill" if chunked else "--no-enable-chunked-prefill")
     return words
 
 
-def _cache(cache: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
+def _cache(worker: Worker, measured: DeploymentProfile | None) -> list[str]:
+    cache, capacity = worker.kv_cache, worker.kv_cache.capacity
     words = []
     # The engine chooses the blocks of several groups itself.
-    if (measured.get("resources") or {}).get("cache_layout") != "grouped":
-        words += ["--block-size", str(cache.get("block_size") or _BLOCK_TOKENS)]
-    capacity = cache.get("capacity") or {}
-    if capacity.get("type", "default") == "default":
-        fraction = capacity.get("memory_fraction")
-        words += ["--gpu-memory-utilization", str(_MEMORY_FRACTION if fraction is None else fraction)]
-    elif capacity.get("blocks") is not None:
-        words += ["--num-gpu-blocks-override", str(capacity["blocks"])]
+    if measured is None or measured.resources.cache_layout != "grouped":
+        words += ["--block-size", str(cache.block_size)]
+    if cache.num_blocks is not None:
+        words += ["--num-gpu-blocks-override", str(cache.num_blocks)]
     else:
-        words += ["--kv-cache-memory-bytes", str(capacity["bytes"])]
-    caching = cache.get("prefix_caching", True)
-    return [*words, "--enable-prefix-caching" if caching else "--no-enable-prefix-caching"]
+        fraction = _MEMORY_FRACTION if capacity.memory_fraction is None else capacity.memory_fraction
+        words += ["--gpu-memory-utilization", str(fraction)]
+    return [*words, "--enable-prefix-caching" if cache.prefix_caching else "--no-enable-prefix-caching"]
 
 
-def _further(engine: Mapping[str, Any], role: str, measured: Mapping[str, Any]) -> list[str]:
+def _further(engine: Engine, role: str, measured: DeploymentProfile | None) -> list[str]:
     words = []
-    precision = engine.get("kvcache_quant_mode") or measured.get("kv_cache_dtype") or ""
+    precision = engine.kvcache_quant_mode or (measured.kv_cache_dtype if measured else "")
     if precision.startswith("fp8"):
         words += ["--kv-cache-dtype", "fp8"]
-    kernel = engine.get("moe_backend") or measured.get("moe_backend") or "auto"
+    kernel = engine.moe_backend or (measured.moe_backend if measured else "auto")
     if kernel != "auto":
         words += ["--moe-backend", kernel]
-    if engine.get("enable_eplb"):
+    if engine.enable_eplb:
         words.append("--enable-eplb")
-    if engine.get("nextn"):
-        words += ["--speculative-config", _json({"method": "mtp", "num_speculative_tokens": engine["nextn"]})]
-    elif speculation := engine.get("speculation"):
-        settings = {"method": speculation["kind"], "num_speculative_tokens": speculation["num_speculative_tokens"]}
-        words += ["--speculative-config", _json(settings)]
+    if engine.nextn:
+        words += ["--speculative-config", _json({"method": "mtp", "num_speculative_tokens": engine.nextn})]
+    elif engine.speculation is not None:
+        drafts = engine.speculation.num_speculative_tokens
+        words += ["--speculative-config", _json({"method": engine.speculation.kind, "num_speculative_tokens": drafts})]
     if role in _KV_ROLES:
         connector = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[role]}
         words += ["--kv-transfer-config", _json(connector)]

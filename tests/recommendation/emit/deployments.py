@@ -2,6 +2,7 @@
 
 from typing import Any
 
+MODEL, REVISION = "org/Mixture-8x1B", "0123456789abcdef0123456789abcdef01234567"
 _MODES = {
     "gemm_quant_mode": "fp8_block",
     "moe_quant_mode": "fp8_block",
@@ -9,17 +10,31 @@ _MODES = {
     "comm_quant_mode": "half",
     "kv_cache_dtype": "fp8",
 }
+_SIZES = ("weights_bytes", "activations_bytes", "runtime_overhead_bytes", "comm_overhead_bytes")
+_RESOURCES = {
+    **dict.fromkeys(_SIZES, 1),
+    "cache_layout": "linear",
+    "kv_bytes_per_token": 1024,
+    "max_num_tokens": 2048,
+    "max_batch_size": 64,
+    "provenance": "declared",
+}
 _PROFILE = {
-    "model": "org/Mixture-8x1B",
-    "model_revision": "0123456789abcdef0123456789abcdef01234567",
+    "schema_version": 1,
+    "architecture": "MixtralForCausalLM",
+    "num_experts": 8,
+    "provenance": "test",
+    "model": MODEL,
+    "model_revision": REVISION,
     "context_length": 4096,
     "deployments": [
         {
             "system": "h200_sxm",
             "backend": "vllm",
+            "backend_version": "0.27.0",
             **{"tp": 1, "dp": 4, "moe_tp": 1, "moe_ep": 4},
             **_MODES,
-            "resources": {"cache_layout": "linear", "max_num_tokens": 2048, "max_batch_size": 64},
+            "resources": _RESOURCES,
         }
     ],
 }
@@ -43,7 +58,7 @@ DEPLOYMENTS = {
         },
     ),
     "experts": deployment(
-        model="org/Mixture-8x1B",
+        model=MODEL,
         fpm_profile=_PROFILE,
         workers={
             "aggregated": {
@@ -63,7 +78,11 @@ DEPLOYMENTS = {
             },
             "decode": {
                 "parallelism": {"tensor": 8},
-                "kv_cache": {"capacity": {"type": "fixed", "bytes": 40_000_000_000}},
+                "kv_cache": {
+                    "block_size": 16,
+                    "bytes_per_token": 65536,
+                    "capacity": {"type": "fixed", "bytes": 40_000_000_000},
+                },
             },
         },
     ),

@@ -8,6 +8,7 @@ import yaml
 
 from fpmsdk import __version__
 from fpmsdk.errors import OnboardError
+from fpmsdk.prediction import read_config
 from fpmsdk.recommendation.emit import FILE_OF, emit, parse_kinds
 from fpmsdk.recommendation.emit.workers import serving_workers
 
@@ -16,6 +17,10 @@ from .deployments import DEPLOYMENTS, deployment
 HERE = Path(__file__).parent
 # Every option that `vllm serve` of this release has: `flags` take no value.
 VLLM = json.loads((HERE / "vllm_0_32_options.json").read_text())
+
+
+def workers_of(document):
+    return serving_workers(read_config(document))
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
@@ -28,7 +33,7 @@ def test_the_files_of_a_deployment_are_these(name, kind, tmp_path):
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_the_engine_has_every_option_that_it_is_started_with(name):
-    for worker in serving_workers(DEPLOYMENTS[name]):
+    for worker in workers_of(DEPLOYMENTS[name]):
         words = list(worker.arguments)
         while words:
             option = words.pop(0)
@@ -105,20 +110,20 @@ def test_kubernetes_accepts_the_objects(name, tmp_path):
     for one in objects:
         validate(one, "1.33", strict=True)
     pairs = {(one["kind"], one["metadata"]["name"]) for one in objects}
-    assert len(pairs) == len(objects) == 2 * len(serving_workers(DEPLOYMENTS[name]))
+    assert len(pairs) == len(objects) == 2 * len(workers_of(DEPLOYMENTS[name]))
 
 
 def settings(**engine):
-    (worker,) = serving_workers(deployment(**engine))
+    (worker,) = workers_of(deployment(**engine))
     return " ".join(worker.arguments)
 
 
 @pytest.mark.parametrize(
     "engine, words",
     [
-        ({"nextn": 2}, '--speculative-config {"method":"mtp","num_speculative_tokens":2}'),
+        ({"nextn": 2, "nextn_accepted": 1.2}, '--speculative-config {"method":"mtp","num_speculative_tokens":2}'),
         (
-            {"speculation": {"kind": "ngram", "num_speculative_tokens": 3}},
+            {"speculation": {"kind": "ngram", "num_speculative_tokens": 3, "acceptance_rates": [0.5, 0.4, 0.3]}},
             '--speculative-config {"method":"ngram","num_speculative_tokens":3}',
         ),
         ({"kvcache_quant_mode": "fp8"}, "--kv-cache-dtype fp8"),
@@ -128,7 +133,7 @@ def settings(**engine):
             {"workers": {"aggregated": {"parallelism": {"tensor": 4, "decode_context": 2}}}},
             "--decode-context-parallel-size 2",
         ),
-        ({"workers": {"aggregated": {"context_length": 99}}, "context_length": 5}, "--max-model-len 99"),
+        ({"context_length": 99}, "--max-model-len 99"),
         # What a prediction assumes where the configuration is silent.
         ({}, "--max-num-batched-tokens 8192 --max-num-seqs 256 --block-size 64 --gpu-memory-utilization 0.9"),
     ],
@@ -151,7 +156,7 @@ def test_an_image_is_that_of_the_version_or_the_one_that_is_named(tmp_path):
 @pytest.mark.parametrize(
     "document, kinds, said",
     [
-        (deployment(backend="sglang"), ["vllm-cmd"], "engine.backend: found 'sglang'"),
+        (deployment(backend="sglang"), ["vllm-cmd"], "engine.backend: must be 'vllm'"),
         (deployment(backend_version="9.9.9-vec"), ["vllm-cmd", "k8s"], "name one with --emit-image"),
         (
             deployment(workers={"aggregated": {"parallelism": {"tensor": 16}}}),

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Serves org/Mixture-8x1B on h200_sxm with vLLM 0.27.0: 1 x aggregated on 4 GPUs.
+# Serves org/Mixture-8x1B with vLLM 0.27.0: 1 x aggregated on 4 h200_sxm.
 # Written by fpmsdk VERSION from the configuration of a prediction.
 # Needs one machine with 4 GPUs. Workers listen on port 8000 and the following ones.
 set -euo pipefail
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
-# Worker 0, aggregated: 4 GPUs (attention_data 4, moe_expert 4)
+# Worker 0, aggregated: 4 h200_sxm (attention_data 4, moe_expert 4)
 CUDA_VISIBLE_DEVICES=0,1,2,3 \
   vllm serve org/Mixture-8x1B \
     --port 8000 \
