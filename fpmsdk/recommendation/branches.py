@@ -1,6 +1,6 @@
 """What a search goes through: one branch a deployment mode, with its parallel configurations and knobs.
 
-Source: predict-recommend.md section 6.
+Source: predict-recommend.md sections 6.1 and 6.4.
 """
 
 from __future__ import annotations

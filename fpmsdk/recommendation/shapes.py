@@ -6,6 +6,7 @@ Source: predict-recommend.md sections 6.2 and 15 (mistake 18).
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from fpmsdk.config.checkpoint import read_checkpoint_config
 from fpmsdk.config.profile import FpmModelProfile
 from fpmsdk.errors import ConfigError, OnboardError, UnsupportedModelError
 from fpmsdk.opgraph.model_config import language_config, parse_model_config, read_raw_config
+from fpmsdk.prediction.compile.shape import shape_fault as predicted_fault
+from fpmsdk.prediction.config import Parallelism
 from fpmsdk.recommendation.parallelism import Sizes
 
 _EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
@@ -118,7 +121,7 @@ def _unparsed(name: str, text: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def shape_fault(model: ModelShape, sizes: Sizes, backend: str) -> str | None:
+def shape_fault(model: ModelShape, sizes: Sizes) -> str | None:
     """Why a model cannot be divided so; None where it can.
 
     Parameters
@@ -127,17 +130,17 @@ def shape_fault(model: ModelShape, sizes: Sizes, backend: str) -> str | None:
 
     Example
     -------
-    >>> shape_fault(ModelShape("m", heads=32, kv_heads=8), Sizes(tensor=3), "vllm")
-    'tensor 3 does not divide the 32 attention heads'
+    >>> shape_fault(ModelShape("m", heads=32, kv_heads=8), Sizes(tensor=3))
+    'tensor 3 does not divide the 32 attention heads; the nearest that do are 2 and 4'
     """
-    rules = (_attention_fault, _expert_fault if model.is_moe else _dense_fault)
-    return next((fault for rule in rules if (fault := rule(model, sizes, backend))), None)
+    stated = {"num_attention_heads": model.heads, "num_experts": model.experts}
+    fault = predicted_fault(stated, Parallelism(**sizes.to_dict()))
+    divided = _expert_fault if model.is_moe else _dense_fault
+    return fault or _attention_fault(model, sizes) or divided(model, sizes)
 
 
-def _attention_fault(model: ModelShape, sizes: Sizes, backend: str) -> str | None:
+def _attention_fault(model: ModelShape, sizes: Sizes) -> str | None:
     tensor, shared = sizes.tensor, model.kv_heads
-    if model.heads % tensor:
-        return f"tensor {tensor} does not divide the {model.heads} attention heads"
     if shared and shared % tensor and tensor % shared:
         return f"tensor {tensor} neither divides the {shared} key-value heads nor is a multiple of them"
     if model.layers and sizes.pipeline > model.layers:
@@ -145,28 +148,17 @@ def _attention_fault(model: ModelShape, sizes: Sizes, backend: str) -> str | Non
     return None
 
 
-def _dense_fault(model: ModelShape, sizes: Sizes, backend: str) -> str | None:
+def _dense_fault(model: ModelShape, sizes: Sizes) -> str | None:
     if model.inter_size % sizes.tensor:
         return f"tensor {sizes.tensor} does not divide the intermediate size {model.inter_size}"
-    for name in ("attention_data", "moe_tensor", "moe_expert"):
-        if getattr(sizes, name) > 1:
-            return f"{name} {getattr(sizes, name)} needs a model with experts; use replicas or tensor"
+    if sizes.attention_data > 1:
+        return f"attention_data {sizes.attention_data} needs a model with experts; use replicas or tensor"
     return None
 
 
-def _expert_fault(model: ModelShape, sizes: Sizes, backend: str) -> str | None:
-    width, experts = sizes.tensor * sizes.attention_data, sizes.moe_tensor * sizes.moe_expert
-    if width != experts:
-        return (
-            f"tensor {sizes.tensor} x attention_data {sizes.attention_data} = {width} ranks must equal moe_tensor "
-            f"{sizes.moe_tensor} x moe_expert {sizes.moe_expert} = {experts}"
-        )
-    if backend == "vllm" and sizes.moe_tensor > 1 and sizes.moe_expert > 1:
+def _expert_fault(model: ModelShape, sizes: Sizes) -> str | None:
+    if sizes.moe_tensor > 1 and sizes.moe_expert > 1:
         return "vllm divides experts by moe_tensor or by moe_expert, not by both"
-    if backend == "trtllm" and sizes.tensor > 1 and sizes.attention_data > 1:
-        return "trtllm divides attention by tensor or by attention_data, not by both"
-    if sizes.moe_expert > model.experts:
-        return f"moe_expert {sizes.moe_expert} exceeds the {model.experts} experts"
     if model.expert_size % sizes.moe_tensor:
         return f"moe_tensor {sizes.moe_tensor} does not divide the expert size {model.expert_size}"
     return None
@@ -178,6 +170,4 @@ def search_folders(roots: Sequence[str]) -> tuple[str, ...]:
     >>> search_folders(["/data/systems"])
     ('/data/model_configs',)
     """
-    import os
-
     return tuple(os.path.join(os.path.dirname(root), "model_configs") for root in roots)

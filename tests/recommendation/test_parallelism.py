@@ -103,25 +103,23 @@ def test_replicas_fill_the_gpus_unless_they_are_named():
 
 
 @pytest.mark.parametrize(
-    ("model", "sizes", "backend", "fault"),
+    ("model", "sizes", "fault"),
     [
-        (DENSE, Sizes(tensor=8), "vllm", None),
-        (DENSE, Sizes(tensor=16), "vllm", None),
-        (DENSE, Sizes(tensor=3), "vllm", "tensor 3 does not divide the 32 attention heads"),
-        (ModelShape("m", heads=12, kv_heads=4), Sizes(tensor=6), "vllm", "neither divides the 4 key-value heads nor"),
-        (ModelShape("m", heads=8, inter_size=100), Sizes(tensor=8), "vllm", "the intermediate size 100"),
-        (DENSE, Sizes(attention_data=2), "vllm", "attention_data 2 needs a model with experts; use replicas or tensor"),
-        (DENSE, Sizes(moe_expert=2), "vllm", "moe_expert 2 needs a model with experts"),
-        (DENSE, Sizes(pipeline=37), "vllm", "pipeline 37 exceeds the 36 layers"),
-        (MOE, Sizes(tensor=2), "vllm", "= 2 ranks must equal moe_tensor 1 x moe_expert 1 = 1"),
-        (MOE, Sizes(tensor=2, attention_data=2, moe_expert=4), "vllm", None),
-        (MOE, Sizes(tensor=2, attention_data=2, moe_expert=4), "trtllm", "by tensor or by attention_data, not by both"),
-        (MOE, Sizes(tensor=4, moe_tensor=2, moe_expert=2), "vllm", "by moe_tensor or by moe_expert, not by both"),
-        (MOE, Sizes(tensor=4, moe_tensor=2, moe_expert=2), "sglang", None),
-        (ModelShape("m", experts=8), Sizes(attention_data=16, moe_expert=16), "vllm", "exceeds the 8 experts"),
-        (ModelShape("m", experts=8, expert_size=100), Sizes(tensor=8, moe_tensor=8), "vllm", "the expert size 100"),
+        (DENSE, Sizes(tensor=8), None),
+        (DENSE, Sizes(tensor=16), None),
+        (DENSE, Sizes(tensor=3), "tensor 3 does not divide the 32 attention heads"),
+        (ModelShape("m", heads=12, kv_heads=4), Sizes(tensor=6), "neither divides the 4 key-value heads nor"),
+        (ModelShape("m", heads=8, inter_size=100), Sizes(tensor=8), "tensor 8 does not divide the intermediate size"),
+        (DENSE, Sizes(attention_data=2), "attention_data 2 needs a model with experts; use replicas or tensor"),
+        (DENSE, Sizes(moe_expert=2), "the model has no experts"),
+        (DENSE, Sizes(pipeline=37), "pipeline 37 exceeds the 36 layers"),
+        (MOE, Sizes(tensor=2), "moe_tensor x moe_expert is 1, and the experts lie on the 2 GPUs"),
+        (MOE, Sizes(tensor=2, attention_data=2, moe_expert=4), None),
+        (MOE, Sizes(tensor=4, moe_tensor=2, moe_expert=2), "by moe_tensor or by moe_expert, not by both"),
+        (ModelShape("m", experts=8), Sizes(attention_data=16, moe_expert=16), "moe_expert 16 does not divide the 8"),
+        (ModelShape("m", experts=8, expert_size=100), Sizes(tensor=8, moe_tensor=8), "the expert size 100"),
     ],
-)  # fmt: skip
-def test_sizes_that_do_not_divide_the_model_are_refused(model, sizes, backend, fault):
-    found = shape_fault(model, sizes, backend)
+)
+def test_sizes_that_do_not_divide_the_model_are_refused(model, sizes, fault):
+    found = shape_fault(model, sizes)
     assert (found is None) if fault is None else (fault in found)
