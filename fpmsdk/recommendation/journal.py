@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from fpmsdk.documents.canonical import canonical_bytes
 from fpmsdk.errors import EvidenceError, OnboardError
 
 JOURNAL = "candidates.jsonl"
@@ -125,7 +124,9 @@ class JournalWriter:
         self._write([{"end": reason}])
 
     def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        self._file.write(b"".join(canonical_bytes(record) + b"\n" for record in records))
+        # Keys in their order: what is read again has to be what was never written.
+        lines = (json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records)
+        self._file.write("".join(f"{line}\n" for line in lines).encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 

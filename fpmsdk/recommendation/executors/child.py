@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import pickle
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 from fpmsdk.version import __version__
+
+# What is sent when a task has been read and begins.
+BEGUN = b"begun"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -30,17 +34,25 @@ def main(arguments: Sequence[str]) -> None:
                 payload = connection.recv_bytes()
             except (EOFError, OSError):
                 return
-            connection.send_bytes(answer(payload))
+            try:
+                call = pickle.loads(payload)  # imports what the function needs, which is not the time of a task
+            except Exception as fault:
+                call = (_raise, (RuntimeError(f"{type(fault).__name__}: {fault}"),), {})
+            connection.send_bytes(BEGUN)
+            connection.send_bytes(answer(*call))
 
 
-def answer(payload: bytes) -> bytes:
-    """The pickled outcome of a pickled call: (True, result) or (False, exception).
+def _raise(fault: Exception) -> None:
+    raise fault
 
-    >>> pickle.loads(answer(pickle.dumps((len, ([1, 2],), {}))))
+
+def answer(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> bytes:
+    """The pickled outcome of a call: (True, result) or (False, exception).
+
+    >>> pickle.loads(answer(len, ([1, 2],), {}))
     (True, 2)
     """
     try:
-        function, arguments, options = pickle.loads(payload)
         return pickle.dumps((True, function(*arguments, **options)))
     except Exception as fault:
         try:

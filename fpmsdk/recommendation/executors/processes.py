@@ -202,6 +202,7 @@ class _Child:
         """Whether the call that a payload describes returned, and what it returned or raised."""
         try:
             self._connection.send_bytes(payload)
+            self._connection.recv_bytes()  # it has begun
             if not self._connection.poll(seconds):
                 assert seconds is not None
                 raise CandidateTimeoutError(seconds)

@@ -36,6 +36,8 @@ class Optimizer(Protocol):
     @property
     def seed(self) -> int: ...  # noqa: D102
     @property
+    def candidate_timeout_seconds(self) -> float: ...  # noqa: D102
+    @property
     def time_budget_seconds(self) -> float | None: ...  # noqa: D102
 
 

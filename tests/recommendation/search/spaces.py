@@ -29,6 +29,7 @@ class Optimizer:
     parallelism: int = 16
     seed: int = 42
     time_budget_seconds: float | None = None
+    candidate_timeout_seconds: float = 600.0
 
 
 def distance(suggestion):
