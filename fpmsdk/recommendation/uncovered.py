@@ -7,16 +7,16 @@ Source: predict-recommend.md section 5.4; fpm-interpolation.md section 8.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 from fpmsdk.recommendation.candidate import FEASIBLE, INFEASIBLE, UNCOVERED, Candidate
-from fpmsdk.replay.coverage import COUNTING_UNIT, replay_coverage
+from fpmsdk.replay.coverage import COUNTING_UNIT, replay_coverage, write_coverage
 
-OnUncovered = Literal["skip", "stop", "collect-plan"]
 # What `--on-uncovered` takes: the search goes on; it ends after the batch of the first such candidate; it goes on, and
 # afterwards the uncovered candidates are replayed once more for all points that they miss.
-ON_UNCOVERED: tuple[str, ...] = get_args(OnUncovered)
+SKIP, STOP, COLLECT_PLAN = ON_UNCOVERED = ("skip", "stop", "collect-plan")
 _COUNTED = ("queries", "prefill", "decode", "mixed_decode_baseline")
 
 
@@ -54,6 +54,48 @@ def merged_coverage(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
     return document | {
         "candidates": {"covered": covered, "uncovered": uncovered, "not_counted": len(candidates) - len(counted)}
     }
+
+
+def write_uncovered(
+    candidates: Sequence[Candidate], folder: str | os.PathLike[str], on_uncovered: str
+) -> dict[str, Any] | None:
+    """Write what the tables lack: `fpm-coverage.json` and, with `collect-plan`, the campaigns that collect it.
+
+    The uncovered candidates stay uncovered: what the plan is made from is replayed apart and never scored.
+
+    Parameters
+    ----------
+    candidates: in the order of suggestion.
+    folder: an existing directory without the files of another search.
+    on_uncovered: one of `ON_UNCOVERED`.
+
+    Returns
+    -------
+    The content of `missing-points.json`; None where there is no plan.
+
+    Raises
+    ------
+    OnboardError: a cell has a layout that is not collected.
+    OSError: a file cannot be written.
+
+    Source: predict-recommend.md section 5.4.
+
+    >>> import tempfile
+    >>> write_uncovered([], tempfile.mkdtemp(), "skip")
+    """
+    write_coverage(folder, merged_coverage(candidates))
+    uncovered = [
+        (candidate.candidate_id, candidate.document)
+        for candidate in candidates
+        if candidate.outcome.status == UNCOVERED
+    ]
+    if on_uncovered != COLLECT_PLAN or not uncovered:
+        return None
+    # Simulation and collector load for a plan alone.
+    from fpmsdk.recommendation.collect_plan import write_collect_plan
+    from fpmsdk.recommendation.missing import missing_points
+
+    return write_collect_plan(missing_points(uncovered), folder)
 
 
 class _Role:

@@ -12,8 +12,10 @@ from fpmsdk.collect.points import read_points
 from fpmsdk.errors import OnboardError
 from fpmsdk.perfmodel.stand_in import MissingPoint
 from fpmsdk.prediction import PredictConfig, predict
+from fpmsdk.recommendation.candidate import Candidate, Outcome, Sample
 from fpmsdk.recommendation.collect_plan import remove_collect_plan, write_collect_plan
 from fpmsdk.recommendation.missing import missing_points
+from fpmsdk.recommendation.uncovered import write_uncovered
 from tests.onboard.finished import CONFIG
 
 SYSTEM, VERSION = "h200_sxm", "0.27.0"
@@ -200,3 +202,27 @@ def test_a_worker_that_needs_no_table_misses_nothing(place):
     engine["workers"]["aggregated"]["timing"] = {"type": "fixed", "prefill_ms": 3.0, "decode_ms": 1.0}
     missing = missing_points([("candidate-000001", document)])
     assert (missing.cells, missing.stopped) == ((), {})
+
+
+@pytest.mark.parametrize(
+    "on_uncovered, files",
+    [
+        ("skip", ["fpm-coverage.json"]),
+        ("stop", ["fpm-coverage.json"]),
+        ("collect-plan", ["fpm-coverage.json", "missing-points", "missing-points.json"]),
+    ],
+)
+def test_a_search_leaves_these_files_where_it_was_not_covered(place, tmp_path, on_uncovered, files):
+    coverage = predict(PredictConfig.model_validate(candidate(place, 1)), tmp_path / "prediction").coverage
+    outcome = Outcome("uncovered", "fpm_uncovered", "why", coverage=dict(coverage))
+    found = Candidate("candidate-000001", Sample("aggregated", "vllm", 0), candidate(place, 1), outcome)
+    (tmp_path / "out").mkdir()
+    write_uncovered([found], tmp_path / "out", on_uncovered)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
+    written = json.loads((tmp_path / "out/fpm-coverage.json").read_text())
+    # The prediction ended at the first miss, a plan has all of them.
+    (gap,) = written["roles"][0]["coverage"]["gaps"]
+    assert gap["candidate_ids"] == ["candidate-000001"]
+    if "missing-points" in files:
+        plan = json.loads((tmp_path / "out/missing-points.json").read_text())
+        assert len(plan["campaigns"][0]["missing"]) == 3

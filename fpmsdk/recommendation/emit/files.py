@@ -93,6 +93,36 @@ def emit(
     return tuple(place / FILE_OF[kind] for kind in texts)
 
 
+def emit_ranked(
+    documents: Sequence[Mapping[str, Any]], kinds: Sequence[str], folder: str | os.PathLike[str], **options: Any
+) -> None:
+    """Write the files of every recommendation, the first below `0001`, each beside its configuration.
+
+    Parameters
+    ----------
+    documents: concrete configurations, best first.
+    kinds, options: as `emit` takes them.
+    folder: that of the recommendations.
+
+    Raises as `emit`.
+    """
+    for rank, document in enumerate(documents, start=1):
+        emit(document, kinds, Path(folder) / f"{rank:04d}", **options)
+
+
+def require_image(kinds: Sequence[str], backend_version: str | None, image: str | None) -> None:
+    """Refuse, before anything is searched, files that could name no container image.
+
+    Raises
+    ------
+    OnboardError: `k8s` is asked for, no image is named, and the version is no release of vLLM.
+
+    >>> require_image(["k8s"], "9.9.9-vec", "registry/vllm:lab")
+    """
+    if "k8s" in kinds and image is None:
+        _published_image(backend_version)
+
+
 def _text(
     kind: str,
     config: PredictConfig,

@@ -9,7 +9,7 @@ import yaml
 from fpmsdk import __version__
 from fpmsdk.errors import OnboardError
 from fpmsdk.prediction import read_config
-from fpmsdk.recommendation.emit import FILE_OF, emit, parse_kinds
+from fpmsdk.recommendation.emit import FILE_OF, emit, emit_ranked, parse_kinds, require_image
 from fpmsdk.recommendation.emit.workers import serving_workers
 
 from .deployments import DEPLOYMENTS, deployment
@@ -181,3 +181,16 @@ def test_what_cannot_be_started_is_refused_before_anything_is_written(document, 
 def test_unknown_kinds_are_refused_with_those_that_there_are(text):
     with pytest.raises(OnboardError, match="accepted are vllm-cmd, k8s, slurm"):
         parse_kinds(text)
+
+
+def test_every_recommendation_has_a_folder_by_rank(tmp_path):
+    emit_ranked([DEPLOYMENTS["replicas"], DEPLOYMENTS["disaggregated"]], ["vllm-cmd", "slurm"], tmp_path, node_gpus=8)
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    assert found == ["0001/job.sbatch", "0001/serve.sh", "0002/job.sbatch", "0002/serve.sh"]
+    assert "disaggregated prefill" in (tmp_path / "0002/serve.sh").read_text()
+
+
+def test_a_missing_image_is_told_before_a_search():
+    with pytest.raises(OnboardError, match="name one with --emit-image"):
+        require_image(["k8s"], "cpu-lab", None)
+    require_image(["vllm-cmd", "slurm"], "cpu-lab", None)
