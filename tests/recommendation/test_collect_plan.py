@@ -9,7 +9,6 @@ import yaml
 
 from fpmsdk.collect.__main__ import main as collect
 from fpmsdk.collect.points import read_points
-from fpmsdk.errors import OnboardError
 from fpmsdk.perfmodel.stand_in import MissingPoint
 from fpmsdk.prediction import PredictConfig, predict
 from fpmsdk.recommendation.candidate import Candidate, Outcome, Sample
@@ -185,13 +184,42 @@ def test_cached_tokens_that_are_fewer_than_the_requests_are_told_by_request(plac
     assert point["rows"] == [[3, 1], [3, 1], [2, 0]]
 
 
-def test_a_layout_that_is_not_collected_is_refused_before_anything_is_written(place, tmp_path):
+@pytest.mark.parametrize(
+    "sizes, reason",
+    [
+        ({"tp": "2", "dp": "2", "moe_ep": "4"}, "none of the collected layouts"),
+        ({"pp": "2"}, "pp and cp above 1 are not collected"),
+    ],
+)
+def test_a_layout_that_is_not_collected_has_its_points_and_the_reason(place, tmp_path, sizes, reason):
     missing = missing_points(search(place))
     cell = missing.cells[0]
-    cell.cell = cell.cell._replace(identity=dict(cell.cell.identity) | {"tp": "2", "dp": "2", "moe_ep": "4"})
-    with pytest.raises(OnboardError, match="none of the collected layouts"):
-        write_collect_plan(missing, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    cell.cell = cell.cell._replace(identity=dict(cell.cell.identity) | sizes)
+    (campaign,) = write_collect_plan(missing, tmp_path)["campaigns"]
+    assert campaign["command"] is None and reason in campaign["not_collected"]
+    assert read_points(tmp_path / campaign["points_file"])["payload"]["prefill"]
+
+
+@pytest.mark.parametrize(
+    "sizes, preset, gpus",
+    [
+        ({"tp": "4"}, "tp", "4"),
+        ({"tp": "2", "moe_ep": "2"}, "tep", "2"),
+        ({"dp": "8", "moe_ep": "8"}, "dep", "8"),
+        ({"tp": "2", "moe_tp": "2"}, "pure_tp", "2"),
+    ],
+)
+def test_a_layout_is_collected_by_its_preset_on_as_many_gpus(place, tmp_path, sizes, preset, gpus):
+    missing = missing_points(search(place))
+    cell = missing.cells[0]
+    cell.cell = cell.cell._replace(identity=dict(cell.cell.identity) | sizes)
+    (campaign,) = write_collect_plan(missing, tmp_path)["campaigns"]
+    words = shlex.split(campaign["command"])
+    assert words[words.index("--fpm-parallel-presets") + 1] == preset
+    assert words[words.index("--fpm-max-gpus") + 1] == words[words.index("--fpm-gpu-counts") + 1] == gpus
+    # No deployment of the profile has these sizes: the points say how much a pass holds.
+    assert words[words.index("--fpm-max-num-batched-tokens") + 1] == "64"
+    assert words[words.index("--fpm-max-num-seqs") + 1] == "2"
 
 
 def test_a_worker_that_needs_no_table_misses_nothing(place):

@@ -164,6 +164,11 @@ def test_an_image_is_that_of_the_version_or_the_one_that_is_named(tmp_path):
             "one worker takes 16 GPUs and a node has 8",
         ),
         (
+            deployment(mode="disaggregated", workers={"prefill": {"hardware": "h100_sxm"}, "decode": {}}),
+            ["slurm"],
+            "the workers need h100_sxm and h200_sxm; use k8s",
+        ),
+        (
             deployment(workers={"aggregated": {"parallelism": {"moe_tensor": 2, "moe_expert": 2}}}),
             ["k8s"],
             "either by moe_tensor or by moe_expert",
