@@ -7,6 +7,14 @@ import typer
 from fpmsdk.cli.lazy import Subcommand, lazy_group
 
 SUBCOMMANDS = {
+    "quickstart": Subcommand(
+        "fpmsdk.cli.quickstart:quickstart",
+        "Predict a small deployment that was measured, offline, and leave its files to change.",
+    ),
+    "init": Subcommand("fpmsdk.cli.init:init", "Write a commented example to start from."),
+    "predict": Subcommand(
+        "fpmsdk.cli.predict:predict", "Predict latencies and throughput of one deployment under one workload."
+    ),
     "demo": Subcommand(
         "fpmsdk.cli.demo:demo", "Tune on a recorded vLLM run, replay another one, and print predicted next to measured."
     ),
@@ -24,6 +32,9 @@ SUBCOMMANDS = {
     "learn": Subcommand("fpmsdk.cli.learn:learn", "Estimators that learn from telemetry."),
     "onboard": Subcommand(
         "fpmsdk.cli.onboard:onboard", "Onboard a model: plan, collect, verify and finalise its measurements."
+    ),
+    "recommend": Subcommand(
+        "fpmsdk.cli.recommend:recommend", "Search the deployments that serve a workload best; merge parts of a search."
     ),
     "snapshot": Subcommand("fpmsdk.cli.snapshot:snapshot", "Saved models: save, inspect, verify, diff."),
     "table": Subcommand(

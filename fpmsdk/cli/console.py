@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,12 +35,28 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **options: Any) -> None:
         try:
             command(*arguments, **options)
+        except BrokenPipeError:
+            _forget_stdout()  # whoever read it, such as `head`, has enough
         except (FpmSdkError, OSError) as fault:
             typer.echo(f"error: {fault}", err=True)
             rejected = isinstance(fault, ValueError | OSError)
             raise typer.Exit(REJECTED_INPUT if rejected else NEGATIVE_RESULT) from None
 
     return run
+
+
+def print_result(text: str) -> None:
+    """Print on stdout; a reader that has left does not change how the command ends."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _forget_stdout()
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter flush into nothing when it exits."""
+    with contextlib.suppress(OSError, ValueError):  # no descriptor where stdout was replaced
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show(document: dict[str, Any], as_json: bool, *tables: Table | str) -> None:

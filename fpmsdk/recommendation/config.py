@@ -50,7 +50,6 @@ _KNOBS = {
 _TOKENS = {"decode": Choices((8192,))}
 _SEQUENCES = {"prefill": Choices((1, 2, 4, 8, 16, 32, 64, 128, 256))}
 
-
 _PART = re.compile(r"[^.\[\]]+")
 
 
@@ -109,7 +108,7 @@ class RecommendConfig:
         try:
             return cls._parsed(read)
         except OnboardError as fault:
-            raise _located(fault, read) from None
+            raise located(fault, read) from None
 
     @classmethod
     def _parsed(cls, source: SourceDocument) -> RecommendConfig:
@@ -343,10 +342,14 @@ def _check_versions(versions: Any, backends: tuple[str, ...]) -> None:
         )
 
 
-def _located(fault: OnboardError, source: SourceDocument) -> OnboardError:
-    """The fault with file and line in front, unless it has them already."""
+def located(fault: OnboardError, source: SourceDocument) -> OnboardError:
+    """The fault with file and line in front, where its text begins with its dotted path.
+
+    >>> str(located(OnboardError("a.b: too large", "a.b"), SourceDocument({}, "x.yaml", {("a", "b"): 3})))
+    'x.yaml:3: a.b: too large'
+    """
     text = str(fault)
-    if not fault.path or not text.startswith(f"{fault.path}: "):
+    if fault.path in ("", source.where) or not text.startswith(f"{fault.path}: "):
         return fault
     place = (int(part) if part.isdigit() else part for part in _PART.findall(fault.path))
     return source.fault(tuple(place), text.removeprefix(f"{fault.path}: "))

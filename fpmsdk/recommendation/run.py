@@ -5,13 +5,19 @@ Source: predict-recommend.md sections 1, 8 and 10.
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fpmsdk.documents.canonical import canonical_bytes, pretty_bytes
+from fpmsdk.errors import OnboardError
+from fpmsdk.files import whole_file
+from fpmsdk.prediction.output import EVENTS, RESOURCES
+from fpmsdk.prediction.resources import peak_rss_bytes
 from fpmsdk.recommendation.candidate import (
     FEASIBLE,
     RESOURCE_LIMITED,
@@ -24,16 +30,17 @@ from fpmsdk.recommendation.executors import open_workers
 from fpmsdk.recommendation.executors.opening import cpu_limit
 from fpmsdk.recommendation.files import write_results
 from fpmsdk.recommendation.journal import Journal, JournalWriter
-from fpmsdk.recommendation.ledger import Result, Search, ledger
+from fpmsdk.recommendation.ledger import Result, Search, config_path, ledger
 from fpmsdk.recommendation.plan import Limits, Plan
 from fpmsdk.recommendation.progress import Progress, State
 from fpmsdk.recommendation.search.driver import COMPLETE, Sweep
 from fpmsdk.recommendation.search.rounds import Suggestion
 from fpmsdk.recommendation.sweep import Known, run_known, run_sweep
+from fpmsdk.recommendation.uncovered import merged_coverage
 from fpmsdk.recommendation.workspace import Workspace, workspace
+from fpmsdk.replay.coverage import write_coverage
 
 SUCCESS, NOTHING_FEASIBLE, LIMITED = 0, 1, 3
-STOP, SKIP, COLLECT_PLAN = "stop", "skip", "collect-plan"
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,10 @@ class Options:
     scheduler: address of a Dask scheduler.
     resume: go on with the sweep in the output directory.
     overwrite: remove the results in it first.
-    on_uncovered: `stop`, `skip` or `collect-plan`.
+    on_uncovered: `skip`; `stop` at the first candidate that a table does not cover; or `collect-plan`, which also
+        writes what to measure.
+    emit: kinds of launch files that are written for every recommendation.
+    image: container image that they name; None for that of the engine's version.
     progress: what is said on standard error.
 
     >>> Options().executor
@@ -57,7 +67,9 @@ class Options:
     scheduler: str | None = None
     resume: bool = False
     overwrite: bool = False
-    on_uncovered: str = SKIP
+    on_uncovered: str = "skip"
+    emit: tuple[str, ...] = ()
+    image: str | None = None
     progress: str = "none"
 
     def capacity(self, parallelism: int, limit: int | None = None) -> int:
@@ -74,6 +86,9 @@ class Options:
         return self.workers or min(parallelism, limit or cpu_limit())
 
 
+DEFAULTS = Options()
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """What a search found.
@@ -83,6 +98,7 @@ class Recommendation:
     ledger: the document of `recommendation.json`.
     end: `complete`, `time_budget` or `stopped`.
     output_dir: where the files are; None where none were written.
+    coverage: what the tables covered over all candidates; None where nothing was counted.
     """
 
     exit_code: int
@@ -90,6 +106,7 @@ class Recommendation:
     ledger: dict[str, Any]
     end: str
     output_dir: Path | None = None
+    coverage: dict[str, Any] | None = None
 
     @property
     def best(self) -> Candidate | None:
@@ -114,20 +131,22 @@ def search(plan: Plan, output_dir: str | os.PathLike[str] | None, options: Optio
 
     Raises
     ------
-    OnboardError: the directory is rejected; nothing was written or removed.
+    OnboardError: the directory is rejected, and nothing was written or removed; or a launch file cannot be made, and
+        all other results are there.
     EvidenceError: an input differs on a worker.
     KeyboardInterrupt: it was interrupted; what came until then is in the journal.
     """
-    with ExitStack() as stack:
-        place = None
-        if output_dir is not None:
-            opened = workspace(output_dir, head=plan.head, overwrite=options.overwrite, resume=options.resume)
-            place = stack.enter_context(opened)
-        return _finish(plan, _evaluated(plan, place, options), place)
+    begun = time.monotonic()
+    if output_dir is None:
+        return _result(plan, _evaluated(plan, None, options), None)
+    opened = workspace(output_dir, head=plan.head, overwrite=options.overwrite, resume=options.resume)
+    with opened as place:
+        found = _result(plan, _evaluated(plan, place, options), place.folder)
+        return _written(found, place, options, begun)
 
 
 def put_together(
-    plan: Plan, journal: Journal, output_dir: str | os.PathLike[str], *, overwrite: bool = False
+    plan: Plan, journal: Journal, output_dir: str | os.PathLike[str], options: Options = DEFAULTS
 ) -> Recommendation:
     """Rank and write what a journal has, without evaluating anything.
 
@@ -136,19 +155,20 @@ def put_together(
     plan: the sweep that the journal is of.
     journal: of the whole sweep.
     output_dir: where the results go.
-    overwrite: remove the results in it first.
+    options: what is written, and whether it takes the place of other results.
 
     Raises
     ------
-    OnboardError: the directory is rejected.
+    OnboardError: as `search`.
     EvidenceError: the journal lacks a candidate of the plan.
     """
-    with workspace(output_dir, head=plan.head, overwrite=overwrite, resume=False) as place:
+    begun = time.monotonic()
+    with workspace(output_dir, head=plan.head, overwrite=options.overwrite, resume=False) as place:
         sweep = run_known(plan, Known(plan, journal, finished=True))
         with JournalWriter(place.journal_path, plan.head) as writer:
             writer.add(entry for _, entry in sorted(journal.entries.items()))
             writer.close_sweep(COMPLETE)
-        return _finish(plan, sweep, place)
+        return _written(_result(plan, sweep, place.folder), place, options, begun)
 
 
 def _evaluated(plan: Plan, place: Workspace | None, options: Options) -> Sweep:
@@ -157,7 +177,7 @@ def _evaluated(plan: Plan, place: Workspace | None, options: Options) -> Sweep:
     state = State(total=plan.planned, known=len(known.outcomes))
 
     def stop_at(outcome: Outcome) -> bool:
-        return options.on_uncovered == STOP and outcome.status == UNCOVERED
+        return options.on_uncovered == "stop" and outcome.status == UNCOVERED
 
     with (
         Progress(options.progress).shown(state) as seen,
@@ -173,16 +193,13 @@ def _evaluated(plan: Plan, place: Workspace | None, options: Options) -> Sweep:
         return run_sweep(plan, workers, place, known, seen, stop_at=stop_at)
 
 
-def _finish(plan: Plan, sweep: Sweep, place: Workspace | None) -> Recommendation:
+def _result(plan: Plan, sweep: Sweep, folder: Path | None) -> Recommendation:
     candidates = [_candidate(plan, suggestion, outcome) for suggestion, outcome in sweep.results]
     strategy = plan.strategy
-    result = Result.of(Search(plan.document, plan.objective, strategy.name, strategy.implementation), candidates)
-    if place is None:
-        document, folder = ledger(result, cache_hits=sweep.repetitions), None
-    else:
-        place.clear_results()
-        document, folder = write_results(result, place.folder, cache_hits=sweep.repetitions), place.folder
-    return Recommendation(_exit_code(candidates), result, document, sweep.end, folder)
+    search_of = Search(plan.document, plan.objective, strategy.name, strategy.implementation)
+    result = Result.of(search_of, candidates)
+    document = ledger(result, cache_hits=sweep.repetitions)
+    return Recommendation(_exit_code(candidates), result, document, sweep.end, folder, merged_coverage(candidates))
 
 
 def _candidate(plan: Plan, suggestion: Suggestion, outcome: Outcome) -> Candidate:
@@ -196,3 +213,47 @@ def _exit_code(candidates: Sequence[Candidate]) -> int:
     if RESOURCE_LIMITED in statuses:
         return LIMITED
     return SUCCESS if FEASIBLE in statuses else NOTHING_FEASIBLE
+
+
+def _written(found: Recommendation, place: Workspace, options: Options, begun: float) -> Recommendation:
+    place.clear_results()
+    write_coverage(place.folder, found.coverage)
+    uncovered = [
+        (candidate.candidate_id, candidate.document)
+        for candidate in found.result.candidates
+        if candidate.outcome.status == UNCOVERED
+    ]
+    if options.on_uncovered == "collect-plan" and uncovered:
+        from fpmsdk.recommendation.collect_plan import write_collect_plan
+        from fpmsdk.recommendation.missing import missing_points
+
+        write_collect_plan(missing_points(uncovered), place.folder)
+    repetitions = found.ledger["counts"]["cache_hits"]
+    document = write_results(found.result, place.folder, cache_hits=repetitions)
+    _account(place.folder, found, time.monotonic() - begun)
+    if options.emit:
+        _emit(found, place.folder, options)
+    return dataclasses.replace(found, ledger=document)
+
+
+def _emit(found: Recommendation, folder: Path, options: Options) -> None:
+    from fpmsdk.recommendation.emit import emit
+
+    for rank, entry in enumerate(found.result.recommended, start=1):
+        target = folder / config_path(rank).removesuffix(".yaml")
+        try:
+            emit(entry.candidate.document, options.emit, target, image=options.image)
+        except OnboardError as fault:
+            raise OnboardError(f"{target}: no launch files, all other results are there: {fault}", "--emit") from None
+
+
+def _account(folder: Path, found: Recommendation, wall_seconds: float) -> None:
+    """What the run took."""
+    ended = {"exit_code": found.exit_code, "wall_seconds": wall_seconds}
+    event = {"event": "recommendation_ended", "end": found.end, "counts": found.ledger["counts"], **ended}
+    for name, content in (
+        (EVENTS, canonical_bytes(event) + b"\n"),
+        (RESOURCES, pretty_bytes(ended | {"peak_rss_bytes": peak_rss_bytes()})),
+    ):
+        with whole_file(folder / name) as file:
+            file.write(content)

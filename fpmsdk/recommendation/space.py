@@ -16,7 +16,7 @@ from fpmsdk.errors import OnboardError
 from fpmsdk.prediction.config import ROLES
 from fpmsdk.recommendation.branches import SEED_OFFSETS, Arm, Branch, Space
 from fpmsdk.recommendation.candidate import Sample
-from fpmsdk.recommendation.config import RecommendConfig
+from fpmsdk.recommendation.config import RecommendConfig, located
 from fpmsdk.recommendation.kv_filter import CacheFilter, Verdict
 from fpmsdk.recommendation.menu import asked_shapes, profile_menu, with_replicas, worker_menu
 from fpmsdk.recommendation.parallelism import Layouts, Sizes
@@ -45,6 +45,13 @@ def build_branches(config: RecommendConfig) -> Space:
 
     Source: predict-recommend.md sections 6.1 to 6.4.
     """
+    try:
+        return _space(config)
+    except OnboardError as fault:
+        raise located(fault, config.source) from None
+
+
+def _space(config: RecommendConfig) -> Space:
     builder = _Builder(config)
     branches: list[Branch] = []
     skipped: list[dict[str, Any]] = []
@@ -58,7 +65,7 @@ def build_branches(config: RecommendConfig) -> Space:
             skipped.append({"mode": mode, "reasons": found.reasons()})
     if not branches:
         lines = [f"{entry['mode']}: {reason}" for entry in skipped for reason in entry["reasons"]]
-        raise OnboardError("no deployment is viable: " + "; ".join(lines), "engine.workers")
+        raise OnboardError("engine.workers: no deployment is viable: " + "; ".join(lines), "engine.workers")
     return Space(tuple(branches), tuple(skipped), tuple(rejected), tuple(builder.warnings(skipped, rejected)))
 
 
@@ -230,7 +237,12 @@ class _Builder:
                 aside = fault is not None and layouts.kind == "domains"
                 (undivided if aside else rejected).append(_Rejection(found.mode, backend, role, shape, verdict))
         found.rejected += rejected if shapes else rejected + undivided
-        return with_replicas(layouts, shapes, self._most)
+        workers = with_replicas(layouts, shapes, self._most)
+        if shapes and not workers:
+            found.notes.append(
+                f"{backend} {role}: {layouts.path} leaves no number of replicas within {self._most} GPUs"
+            )
+        return workers
 
     def _menu(self, role: str, backend: str) -> list[Sizes]:
         if self._profile is None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from fpmsdk.documents.lock import exclusive
 from fpmsdk.errors import OnboardError
+from fpmsdk.recommendation.collect_plan import remove_collect_plan
 from fpmsdk.recommendation.journal import JOURNAL, Journal, read_journal, same_sweep
 
 LOCK = ".recommend.lock"
@@ -24,7 +25,6 @@ FOLDER = "recommendations"
 KNOWN_FILES = (
     "prediction.json",
     "fpm-coverage.json",
-    "missing-points.json",
     "recommendation.json",
     "recommendation.csv",
     "recommendation.parquet",
@@ -52,6 +52,7 @@ class Workspace:
         """Remove what an earlier sweep or prediction left; links are removed, never followed, other files stay."""
         for name in KNOWN_FILES:
             (self.folder / name).unlink(missing_ok=True)
+        remove_collect_plan(self.folder)
         ranked = self.folder / FOLDER
         if ranked.is_symlink():
             ranked.unlink()

@@ -61,6 +61,12 @@ def ledger(found):
 
 def written(folder):
     """Every result file with its content, without the ledger and what is about the run."""
-    skipped = ("recommendation.json", "candidates.jsonl", ".recommend.lock")
+    skipped = (
+        "recommendation.json",
+        "candidates.jsonl",
+        ".recommend.lock",
+        "execution-events.jsonl",
+        "resource-runtime.json",
+    )
     files = (path for path in Path(folder).rglob("*") if path.is_file() and path.name not in skipped)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

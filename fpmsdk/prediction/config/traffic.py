@@ -47,12 +47,12 @@ class Session(StrictDocument):
 
 
 class SessionSource(StrictDocument):
-    """Sessions of equal turns; context does not accumulate."""
+    """Sessions whose prompts repeat all that was said before."""
 
     type: Literal["synthetic-session"]
     new_input_tokens_per_turn: Positive = 1024
     output_tokens_per_turn: Positive = 128
-    session: Session = Session()
+    session: Session = Session.model_construct()
 
 
 class TraceSource(StrictDocument):
@@ -150,8 +150,8 @@ Load = Annotated[
 class Traffic(StrictDocument):
     """Which requests arrive, and when; left out, 100 requests of 1024 and 128 tokens, ten in flight."""
 
-    source: Source = SyntheticSource(type="synthetic")
-    load: Load = ConcurrencyLoad(type="concurrency")
+    source: Source = SyntheticSource.model_construct(type="synthetic")
+    load: Load = ConcurrencyLoad.model_construct(type="concurrency")
     stop: Stop | None = None
 
     @model_validator(mode="before")

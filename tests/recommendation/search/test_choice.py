@@ -39,7 +39,7 @@ AUTO = [
 
 
 @pytest.mark.parametrize(
-    ("name", "space", "optimizer", "seconds", "algorithm", "planned"), AUTO, ids=lambda value: str(value)[:32]
+    ("name", "space", "optimizer", "seconds", "algorithm", "planned"), AUTO, ids=[case[0] for case in AUTO]
 )
 def test_auto_searches_whole_spaces_when_it_can(name, space, optimizer, seconds, algorithm, planned):
     strategy = chosen(space, optimizer, seconds)
