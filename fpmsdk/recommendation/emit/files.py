@@ -163,8 +163,8 @@ def _published_image(version: str | None) -> str:
     if version is None or not _RELEASE.fullmatch(version):
         raise OnboardError(
             f"--emit k8s: engine.backend_version {version!r} is no release of vLLM, so that its image is not known; "
-            "name one with --emit-image",
-            "--emit-image",
+            "name one with --image",
+            "--image",
         )
     return f"vllm/vllm-openai:v{version}"
 

@@ -157,7 +157,7 @@ def test_an_image_is_that_of_the_version_or_the_one_that_is_named(tmp_path):
     "document, kinds, said",
     [
         (deployment(backend="sglang"), ["vllm-cmd"], "engine.backend: must be 'vllm'"),
-        (deployment(backend_version="9.9.9-vec"), ["vllm-cmd", "k8s"], "name one with --emit-image"),
+        (deployment(backend_version="9.9.9-vec"), ["vllm-cmd", "k8s"], "name one with --image"),
         (
             deployment(workers={"aggregated": {"parallelism": {"tensor": 16}}}),
             ["vllm-cmd", "slurm"],
@@ -196,6 +196,6 @@ def test_every_recommendation_has_a_folder_by_rank(tmp_path):
 
 
 def test_a_missing_image_is_told_before_a_search():
-    with pytest.raises(OnboardError, match="name one with --emit-image"):
+    with pytest.raises(OnboardError, match="name one with --image"):
         require_image(["k8s"], "cpu-lab", None)
     require_image(["vllm-cmd", "slurm"], "cpu-lab", None)
