@@ -45,6 +45,8 @@ GUIDES = [
     "telemetry.md",
     "onboarding.md",
     "runtime-probes.md",
+    "missing-points.md",
+    "deployment-export.md",
 ]
 
 

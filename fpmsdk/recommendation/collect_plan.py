@@ -44,12 +44,12 @@ def write_collect_plan(missing: Missing, folder: str | os.PathLike[str]) -> dict
 
     Returns
     -------
-    The content of `missing-points.json`: per campaign its `command` (for a shell in `folder`), its `points_file`, the
-    `missing` points with `occurrences`, and the `systems_paths` under which a prediction finds the result.
+    The content of `missing-points.json`: per campaign its `command` (for a shell in `folder`; None where
+    `not_collected` says why such a cell cannot be collected), its `points_file`, the `missing` points with
+    `occurrences`, and the `systems_paths` under which a prediction finds the result.
 
     Raises
     ------
-    OnboardError: a cell has a layout that is not collected; nothing was written.
     OSError: a file cannot be written.
 
     Source: predict-recommend.md section 5.4.
@@ -105,11 +105,9 @@ def _named(cell: MissingOfCell) -> list[Any]:
 
 
 def _campaign(cell: MissingOfCell, name: str, systems: str) -> dict[str, Any]:
-    config, profile = cell.config, cell.config["fpm_profile"]
-    profile_file = None if profile is None else f"{name}-profile.json"
-    points_file = f"{name}.json"
-    known = sum(len(points) for points in (cell.cell.prefill, cell.cell.decode))
-    return {
+    config = cell.config
+    profile_file = None if config["fpm_profile"] is None else f"{name}-profile.json"
+    campaign = {
         "model": config["model"],
         "system": config["system"],
         "backend": config["backend"],
@@ -118,21 +116,29 @@ def _campaign(cell: MissingOfCell, name: str, systems: str) -> dict[str, Any]:
         "table": cell.table_path,
         "candidate_ids": list(cell.candidate_ids),
         "missing": [point._asdict() | {"occurrences": occurrences} for point, occurrences in cell.points.most_common()],
-        "measured_before": known,
-        "points_file": points_file,
+        "measured_before": len(cell.cell.prefill) + len(cell.cell.decode),
+        "points_file": f"{name}.json",
         "profile_file": profile_file,
-        "command": shlex.join(_command(cell, name, points_file, profile_file, systems)),
         "systems_paths": [systems, *config["systems_paths"]],
     }
+    try:
+        command = _command(cell, name, profile_file, systems)
+    except OnboardError as fault:
+        return campaign | {"command": None, "not_collected": str(fault)}
+    return campaign | {"command": shlex.join(command), "not_collected": None}
 
 
-def _command(cell: MissingOfCell, name: str, points_file: str, profile_file: str | None, systems: str) -> Sequence[str]:
+def _command(cell: MissingOfCell, name: str, profile_file: str | None, systems: str) -> Sequence[str]:
     config, identity = cell.config, cell.cell.identity
     topology = _topology(identity)
     strategy = topology.strategy(is_moe=topology.moe_tp * topology.moe_ep > 1)
-    phases = [phase for phase in PHASES if _points(cell)[phase]]
-    role = _role(config, topology) or (phases[0] if len(phases) == 1 else None)
-    tokens, sequences = _limits(cell)
+    points = _points(cell)
+    deployment = _measured_deployment(config, topology)
+    role = None if deployment is None else deployment.get("worker_type")
+    phases = [phase for phase in PHASES if points[phase]]
+    if role is None and len(phases) == 1:
+        role = phases[0]
+    tokens, sequences = _limits(points, deployment)
     words = [
         *("env", f"{ENVIRONMENT[0]}={systems}"),  # where the collector looks for the memory of the system
         *COLLECTOR,
@@ -147,7 +153,7 @@ def _command(cell: MissingOfCell, name: str, points_file: str, profile_file: str
         *("--fpm-max-num-seqs", str(sequences)),
         *("--fpm-weight-quantizations", identity["gemm_quant_mode"]),
         *("--fpm-kv-cache-dtypes", identity["kv_cache_dtype"]),
-        *("--fpm-benchmark-points-file", points_file),
+        *("--fpm-benchmark-points-file", f"{name}.json"),
         *("--checkpoint-dir", f"{name}-checkpoint"),
         *("--fpm-artifact-root", f"{name}-artifacts"),
         *("--fpm-database-root", f"{systems}/data"),
@@ -177,20 +183,13 @@ def _measured_deployment(config: Mapping[str, Any], topology: Topology) -> Mappi
     return None
 
 
-def _role(config: Mapping[str, Any], topology: Topology) -> str | None:
-    deployment = _measured_deployment(config, topology)
-    role: str | None = None if deployment is None else deployment.get("worker_type")
-    return role
-
-
-def _limits(cell: MissingOfCell) -> tuple[int, int]:
+def _limits(points: Mapping[str, Any], deployment: Mapping[str, Any] | None) -> tuple[int, int]:
     """Tokens and sequences of a pass: those of the profile, else the largest of the points."""
-    deployment = _measured_deployment(cell.config, _topology(cell.cell.identity))
     if deployment is not None:
         return deployment["resources"]["max_num_tokens"], deployment["resources"]["max_batch_size"]
-    points = [point for phase in PHASES for point in _points(cell)[phase]]
-    sequences = max(point["batch_size"] for point in points)
-    tokens = max(point.get("total_prefill_tokens", 0) for point in points)
+    entries = [entry for phase in PHASES for entry in points[phase]]
+    sequences = max(entry["batch_size"] for entry in entries)
+    tokens = max(entry.get("total_prefill_tokens", 0) for entry in entries)
     return max(tokens, sequences, _LEAST_PASS_TOKENS), sequences
 
 

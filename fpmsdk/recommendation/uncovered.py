@@ -75,7 +75,6 @@ def write_uncovered(
 
     Raises
     ------
-    OnboardError: a cell has a layout that is not collected.
     OSError: a file cannot be written.
 
     Source: predict-recommend.md section 5.4.

@@ -5,96 +5,23 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fpmsdk.collect.__main__ import main as collect
 from fpmsdk.collect.points import read_points
-from fpmsdk.errors import OnboardError
 from fpmsdk.perfmodel.stand_in import MissingPoint
 from fpmsdk.prediction import PredictConfig, predict
 from fpmsdk.recommendation.candidate import Candidate, Outcome, Sample
 from fpmsdk.recommendation.collect_plan import remove_collect_plan, write_collect_plan
 from fpmsdk.recommendation.missing import missing_points
 from fpmsdk.recommendation.uncovered import write_uncovered
-from tests.onboard.finished import CONFIG
-
-SYSTEM, VERSION = "h200_sxm", "0.27.0"
-HARDWARE = {
-    "data_dir": "data/h200_sxm",
-    "gpu": {"mem_bw": 4.8e12, "mem_capacity": 151397597184, "bfloat16_tc_flops": 989.0e12, "sm_version": 90},
-    "node": {"num_gpus_per_node": 8, "intra_node_bw": 4.5e11, "inter_node_bw": 5.0e10},
-    "misc": {"nccl_mem": {1: 0}, "other_mem": 0},
-}
-# What was measured first: one request at a time, up to 32 tokens.
-MEASURED = {
-    "schema_version": 1,
-    "prefill": [{"batch_size": 1, "total_prefill_tokens": n, "total_kv_read_tokens": 0} for n in (8, 16, 32)],
-    "decode": [{"batch_size": 1, "total_kv_read_tokens": n} for n in (8, 16, 32)],
-}
+from tests.recommendation.measured import MEASURED, candidate, measured_in
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A checkpoint and a systems root with its table, measured by the fake engine."""
     folder = tmp_path_factory.mktemp("measured")
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text(json.dumps(CONFIG))
-    (folder / "systems").mkdir()
-    (folder / "systems/h200_sxm.yaml").write_text(yaml.safe_dump(HARDWARE))
-    (folder / "points.json").write_text(json.dumps(MEASURED))
-    (folder / "profile.json").write_text(json.dumps(profile(folder)))
-    words = ["--model-path", folder / "model", "--gpu", SYSTEM, "--fpm-backend-version", VERSION, "--fpm-max-gpus", 1]
-    words += ["--fpm-max-num-batched-tokens", 64, "--fpm-max-num-seqs", 4, "--fpm-executor", "fake"]
-    words += ["--fpm-model-profile", folder / "profile.json", "--fpm-benchmark-points-file", folder / "points.json"]
-    words += ["--checkpoint-dir", folder / "checkpoint", "--fpm-artifact-root", folder / "artifacts"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FPMSDK_SYSTEMS_PATH", str(folder / "systems"))
-        assert collect([*map(str, words), "--fpm-database-root", str(folder / "systems/data")]) == 0
+    measured_in(folder)
     return folder
-
-
-def profile(folder):
-    modes = {"gemm_quant_mode": "bfloat16", "moe_quant_mode": "bfloat16", "fmha_quant_mode": "bfloat16"}
-    sizes = ("weights_bytes", "activations_bytes", "runtime_overhead_bytes", "comm_overhead_bytes")
-    resources = dict.fromkeys(sizes, 1) | {"cache_layout": "linear", "kv_bytes_per_token": 64}
-    resources |= {"max_num_tokens": 64, "max_batch_size": 4, "provenance": "declared"}
-    return {
-        "schema_version": 1,
-        "model": str(folder / "model"),
-        "model_revision": "1" * 40,
-        "architecture": "LlamaForCausalLM",
-        "context_length": 128,
-        "num_experts": 0,
-        "provenance": "test",
-        "deployments": [
-            {"system": SYSTEM, "backend": "vllm", "backend_version": VERSION, "tp": 1, "dp": 1, "moe_tp": 1}
-            | {"moe_ep": 1, "comm_quant_mode": "half", "kv_cache_dtype": "bfloat16", **modes, "resources": resources}
-        ],
-    }
-
-
-def candidate(place, concurrency, **engine):
-    """A deployment that computes prompts of 40 tokens, so many at a time."""
-    worker = {"kv_cache": {"block_size": 16, "capacity": {"type": "fixed", "blocks": 64}}}
-    return {
-        "traffic": {
-            "source": {"type": "synthetic", "input_tokens": 40, "output_tokens": 3},
-            "load": {"type": "concurrency", "concurrency": concurrency},
-            "stop": {"requests": 4},
-        },
-        "engine": {
-            "model": str(place / "model"),
-            "hardware": SYSTEM,
-            "backend_version": VERSION,
-            "systems_paths": [str(place / "systems")],
-            "fpm_profile": profile(place),
-            "estimation_mode": "fpm_interpolation",
-            "estimator_config": {"fpm_interpolation": {"method": "direct", "collect_coverage": True}},
-            "context_length": 128,
-            "workers": {"aggregated": worker},
-            **engine,
-        },
-    }
 
 
 def search(place, **engine):
@@ -185,13 +112,42 @@ def test_cached_tokens_that_are_fewer_than_the_requests_are_told_by_request(plac
     assert point["rows"] == [[3, 1], [3, 1], [2, 0]]
 
 
-def test_a_layout_that_is_not_collected_is_refused_before_anything_is_written(place, tmp_path):
+@pytest.mark.parametrize(
+    "sizes, reason",
+    [
+        ({"tp": "2", "dp": "2", "moe_ep": "4"}, "none of the collected layouts"),
+        ({"pp": "2"}, "pp and cp above 1 are not collected"),
+    ],
+)
+def test_a_layout_that_is_not_collected_has_its_points_and_the_reason(place, tmp_path, sizes, reason):
     missing = missing_points(search(place))
     cell = missing.cells[0]
-    cell.cell = cell.cell._replace(identity=dict(cell.cell.identity) | {"tp": "2", "dp": "2", "moe_ep": "4"})
-    with pytest.raises(OnboardError, match="none of the collected layouts"):
-        write_collect_plan(missing, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    cell.cell = cell.cell._replace(identity=dict(cell.cell.identity) | sizes)
+    (campaign,) = write_collect_plan(missing, tmp_path)["campaigns"]
+    assert campaign["command"] is None and reason in campaign["not_collected"]
+    assert read_points(tmp_path / campaign["points_file"])["payload"]["prefill"]
+
+
+@pytest.mark.parametrize(
+    "sizes, preset, gpus",
+    [
+        ({"tp": "4"}, "tp", "4"),
+        ({"tp": "2", "moe_ep": "2"}, "tep", "2"),
+        ({"dp": "8", "moe_ep": "8"}, "dep", "8"),
+        ({"tp": "2", "moe_tp": "2"}, "pure_tp", "2"),
+    ],
+)
+def test_a_layout_is_collected_by_its_preset_on_as_many_gpus(place, tmp_path, sizes, preset, gpus):
+    missing = missing_points(search(place))
+    cell = missing.cells[0]
+    cell.cell = cell.cell._replace(identity=dict(cell.cell.identity) | sizes)
+    (campaign,) = write_collect_plan(missing, tmp_path)["campaigns"]
+    words = shlex.split(campaign["command"])
+    assert words[words.index("--fpm-parallel-presets") + 1] == preset
+    assert words[words.index("--fpm-max-gpus") + 1] == words[words.index("--fpm-gpu-counts") + 1] == gpus
+    # No deployment of the profile has these sizes: the points say how much a pass holds.
+    assert words[words.index("--fpm-max-num-batched-tokens") + 1] == "64"
+    assert words[words.index("--fpm-max-num-seqs") + 1] == "2"
 
 
 def test_a_worker_that_needs_no_table_misses_nothing(place):

@@ -13,7 +13,7 @@ from fpmsdk.recommendation.config import RecommendConfig
 from fpmsdk.recommendation.executors.processes import ProcessWorkers
 from fpmsdk.recommendation.space import build_branches
 from tests.onboard.finished import CONFIG
-from tests.recommendation.test_collect_plan import SYSTEM, VERSION, profile
+from tests.recommendation.measured import SYSTEM, VERSION, profile
 
 
 def space(place, *roles):

@@ -131,6 +131,13 @@ def _text(
     node_gpus: int | None,
 ) -> str:
     engine, about = config.engine, _about(config, workers)
+    systems = sorted({worker.hardware for worker in workers})
+    if kind != "k8s" and len(systems) > 1:
+        raise OnboardError(
+            f"--emit {kind}: one machine or job has GPUs of one system, and the workers need {' and '.join(systems)}; "
+            "use k8s",
+            "--emit",
+        )
     if kind == "vllm-cmd":
         return serve_script(workers, about)
     name = _name(engine.model)
@@ -156,8 +163,8 @@ def _published_image(version: str | None) -> str:
     if version is None or not _RELEASE.fullmatch(version):
         raise OnboardError(
             f"--emit k8s: engine.backend_version {version!r} is no release of vLLM, so that its image is not known; "
-            "name one with --emit-image",
-            "--emit-image",
+            "name one with --image",
+            "--image",
         )
     return f"vllm/vllm-openai:v{version}"
 

@@ -157,11 +157,16 @@ def test_an_image_is_that_of_the_version_or_the_one_that_is_named(tmp_path):
     "document, kinds, said",
     [
         (deployment(backend="sglang"), ["vllm-cmd"], "engine.backend: must be 'vllm'"),
-        (deployment(backend_version="9.9.9-vec"), ["vllm-cmd", "k8s"], "name one with --emit-image"),
+        (deployment(backend_version="9.9.9-vec"), ["vllm-cmd", "k8s"], "name one with --image"),
         (
             deployment(workers={"aggregated": {"parallelism": {"tensor": 16}}}),
             ["vllm-cmd", "slurm"],
             "one worker takes 16 GPUs and a node has 8",
+        ),
+        (
+            deployment(mode="disaggregated", workers={"prefill": {"hardware": "h100_sxm"}, "decode": {}}),
+            ["slurm"],
+            "the workers need h100_sxm and h200_sxm; use k8s",
         ),
         (
             deployment(workers={"aggregated": {"parallelism": {"moe_tensor": 2, "moe_expert": 2}}}),
@@ -191,6 +196,6 @@ def test_every_recommendation_has_a_folder_by_rank(tmp_path):
 
 
 def test_a_missing_image_is_told_before_a_search():
-    with pytest.raises(OnboardError, match="name one with --emit-image"):
+    with pytest.raises(OnboardError, match="name one with --image"):
         require_image(["k8s"], "cpu-lab", None)
     require_image(["vllm-cmd", "slurm"], "cpu-lab", None)
