@@ -13,7 +13,7 @@ from typing import Any
 from fpmsdk.recommendation.config import RecommendConfig, read_recommend_config
 from fpmsdk.recommendation.dry_run import dry_run
 from fpmsdk.recommendation.journal import JOURNAL, read_journal, same_sweep
-from fpmsdk.recommendation.merge import merged_journal
+from fpmsdk.recommendation.merging import merged_journal
 from fpmsdk.recommendation.plan import Limits, Plan
 from fpmsdk.recommendation.planning import plan_search, seconds_of_one
 from fpmsdk.recommendation.run import DEFAULTS, Options, Recommendation, put_together, search

@@ -11,7 +11,7 @@ import pytest
 
 from fpmsdk.errors import EvidenceError, OnboardError
 from fpmsdk.recommendation.journal import read_journal
-from fpmsdk.recommendation.merge import merged_journal
+from fpmsdk.recommendation.merging import merged_journal
 from fpmsdk.recommendation.run import Options, put_together
 from fpmsdk.recommendation.shards import parse_shard
 from tests.recommendation import made_up
