@@ -22,6 +22,8 @@ from fpmsdk.prediction.overrides import apply_overrides
 from fpmsdk.prediction.suggestions import accepted_names, closest
 
 MAX_CONFIG_BYTES = 16 * 2**20
+# Sections of a search, which a prediction does not take.
+SEARCH_SECTIONS = ("optimization", "optimizer")
 
 Place = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -36,11 +38,13 @@ class SourceDocument:
     document: the mapping of sections, with local paths made absolute.
     where: the file, as messages name it.
     lines: line of every value of the file by its place.
+    overridden: places that `--set` has given.
     """
 
     document: dict[str, Any]
     where: str = "configuration"
     lines: Mapping[Place, int] = field(default_factory=dict)
+    overridden: tuple[Place, ...] = ()
 
     def checked(self, model: type[Model]) -> Model:
         """The configuration as a model.
@@ -52,21 +56,27 @@ class SourceDocument:
         try:
             return model.model_validate(self.document)
         except ValidationError as error:
-            faults = [self._line_of(model, fault) for fault in error.errors(include_url=False)]
-            raise OnboardError("\n".join(faults), self.where) from None
+            reasons: dict[str, list[str]] = {}
+            for fault in error.errors(include_url=False):
+                subject, reason = self._described(model, fault)
+                reasons.setdefault(subject, []).append(reason)
+            # A value that fits none of several forms has a reason for each.
+            lines = (f"{subject}{' or '.join(dict.fromkeys(found))}" for subject, found in reasons.items())
+            raise OnboardError("\n".join(lines), self.where) from None
 
     def fault(self, place: Place, reason: str) -> OnboardError:
         """The error of a value: file and line, its dotted path, and why."""
         return OnboardError(f"{self._position(place)}: {_dotted(place)}: {reason}", self.where)
 
-    def _line_of(self, model: type[BaseModel], fault: Any) -> str:
+    def _described(self, model: type[BaseModel], fault: Any) -> tuple[str, str]:
+        """File, line and field of a fault, and what is wrong with it."""
         place, found = self._located(fault["loc"])
         reason = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         kind = fault["type"]
         if kind == "extra_forbidden":
             names = accepted_names(model, fault["loc"][:-1])
             reason = f"unknown field{closest(str(place[-1]), names)}; accepted are {', '.join(names)}"
-            if place in {("optimization",), ("optimizer",)}:
+            if place in {(section,) for section in SEARCH_SECTIONS}:
                 reason = "belongs to a search; run `fpmsdk recommend`, or leave the section out"
         elif kind == "missing":
             reason = "is required"
@@ -75,7 +85,9 @@ class SourceDocument:
         elif kind not in ("value_error", "union_tag_not_found"):
             reason = f"{reason}, found {_shown(found)}"
         name = _dotted(place)
-        return f"{self._position(place)}: {name}: {reason}" if name else f"{self._position(place)}: {reason}"
+        # A rule between sections begins with the field that it is about.
+        position = self._position(place or tuple(reason.partition(" ")[0].rstrip(":").split(".")))
+        return (f"{position}: {name}: " if name else f"{position}: "), reason
 
     def _located(self, location: Sequence[str | int]) -> tuple[Place, Any]:
         """The place in the document that a location of pydantic, which has the tags of unions too, is."""
@@ -91,6 +103,10 @@ class SourceDocument:
         return tuple(place), value
 
     def _position(self, place: Place) -> str:
+        for given in self.overridden:
+            is_new = given[: len(place)] == place and place not in self.lines
+            if place[: len(given)] == given or (is_new and place):
+                return "--set"
         for length in range(len(place), 0, -1):
             if place[:length] in self.lines:
                 return f"{self.where}:{self.lines[place[:length]]}"
@@ -128,7 +144,8 @@ def read_document(
         base = Path(where).absolute().parent
         document, lines = _read(where)
     document = apply_overrides(document, overrides, forbidden=forbidden)
-    return SourceDocument(absolute_paths(document, base, where), where, lines)
+    overridden = tuple(tuple(item.partition("=")[0].strip().split(".")) for item in overrides)
+    return SourceDocument(absolute_paths(document, base, where), where, lines, overridden)
 
 
 def _read(where: str) -> tuple[dict[str, Any], dict[Place, int]]:

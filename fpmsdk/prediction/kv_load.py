@@ -12,12 +12,13 @@ from typing import Any
 
 from fpmsdk.config.profile import load_fpm_profile
 from fpmsdk.config.profile_identity import select_deployment
+from fpmsdk.errors import ConfigError
 from fpmsdk.launch.cache_budget import request_bytes
 from fpmsdk.prediction.config import KvCapacityLoad, PredictConfig, SyntheticSource
 from fpmsdk.prediction.deployment import SizedRole
 
 
-class NoCapacityError(ValueError):
+class NoCapacityError(ConfigError):
     """Not one request fits the cache."""
 
 

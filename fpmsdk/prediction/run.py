@@ -15,11 +15,14 @@ from typing import Any
 
 from fpmsdk.files import whole_file
 from fpmsdk.prediction.compile import compile_config
-from fpmsdk.prediction.config import PredictConfig, read_config
+from fpmsdk.prediction.config import PredictConfig
 from fpmsdk.prediction.deployment import ModelCache, sized_roles
+from fpmsdk.prediction.documents import SEARCH_SECTIONS, read_document
+from fpmsdk.prediction.kv_load import kv_load_of
 from fpmsdk.prediction.output import EVENTS, REPORT, REQUESTS, RESOURCES, prepare_output
+from fpmsdk.prediction.preflight import checked_config
 from fpmsdk.prediction.resources import peak_rss_bytes
-from fpmsdk.prediction.simulate import Simulation, replay_on
+from fpmsdk.prediction.simulate import Simulation, TraceCache, replay_on
 from fpmsdk.replay.coverage import write_coverage
 
 SUCCESS, FAILED, UNCOVERED = 0, 1, 4
@@ -89,12 +92,14 @@ def predict(
     2
     """
     if not isinstance(config, PredictConfig):
-        config = read_config(config)
+        config = checked_config(read_document(config, forbidden=SEARCH_SECTIONS))
     started = time.monotonic()
-    # Nothing is removed for what cannot run.
+    # Nothing is removed for what cannot run, be it a trace with a bad row.
     roles = sized_roles(compile_config(config), ModelCache())
+    traces, kv_load = TraceCache(), kv_load_of(config, roles)
+    traces.get(config, None if kv_load is None else kv_load.concurrency)
     folder = prepare_output(output_dir, overwrite=overwrite)
-    result = replay_on(config, roles)
+    result = replay_on(config, roles, traces)
     exit_code = _EXIT_CODES[result.status]
     write_coverage(folder, None if result.coverage is None else dict(result.coverage))
     report = _write(folder, result, capture_per_request)

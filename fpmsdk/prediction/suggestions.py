@@ -16,12 +16,12 @@ def closest(name: str, accepted: Iterable[str]) -> str:
     """A question with the name that was probably meant, or nothing when none is near.
 
     >>> closest("schedular", ["scheduler", "timing"])
-    "; did you mean 'scheduler'?"
+    " (did you mean 'scheduler'?)"
     >>> closest("x", ["scheduler"])
     ''
     """
     near = difflib.get_close_matches(name, list(accepted), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def accepted_names(model: type[BaseModel], location: Iterable[str | int]) -> list[str]:

@@ -45,7 +45,11 @@ def changed(path, value):
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("engine.hardwear", "h200_sxm", "engine.hardwear: unknown field; did you mean 'hardware'\\?; accepted are"),
+        (
+            "engine.hardwear",
+            "h200_sxm",
+            "engine.hardwear: unknown field \\(did you mean 'hardware'\\?\\); accepted are",
+        ),
         ("optimization", {}, "optimization: belongs to a search; run `fpmsdk recommend`"),
         ("engine.mode", "disaggregated", "needs prefill and decode workers; add workers: {prefill"),
         ("engine.mode", "afd", "engine.mode: must be 'aggregated' or 'disaggregated', found 'afd'"),

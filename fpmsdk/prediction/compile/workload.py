@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fpmsdk.prediction.compile.sessions import session_trace
 from fpmsdk.prediction.config import (
     ConcurrencyLoad,
     ConstantRateLoad,
@@ -76,23 +77,8 @@ def _synthetic(
     if isinstance(source, SyntheticSource):
         prefix = {"cached_prefix_tokens": source.cached_prefix_tokens} if source.cached_prefix_tokens else {}
         return Trace.synthetic(count, source.input_tokens, source.output_tokens, **prefix, **arrivals)
-    session = source.session
-    shared: dict[str, Any] = {}
-    if session.shared_prefix_ratio:
-        shared = {
-            "shared_prefix_ratio": session.shared_prefix_ratio,
-            "num_prefix_groups": session.prefix_groups,
-            "block_tokens": next(iter(config.roles.values())).kv_cache.block_size,
-        }
-    return Trace.synthetic(
-        count,
-        source.new_input_tokens_per_turn,
-        source.output_tokens_per_turn,
-        turns_per_session=session.turns,
-        inter_turn_delay_ms=session.inter_turn_delay_ms,
-        **shared,
-        **arrivals,
-    )
+    block_tokens = next(iter(config.roles.values())).kv_cache.block_size
+    return session_trace(source, count, block_tokens, arrivals)
 
 
 def _count(config: PredictConfig, kv_concurrency: int | None) -> int:

@@ -18,7 +18,7 @@ from fpmsdk.prediction.config.execution import Evaluation, Execution
 from fpmsdk.prediction.config.rules import check_rules
 from fpmsdk.prediction.config.traffic import Traffic
 from fpmsdk.prediction.config.worker import Worker
-from fpmsdk.prediction.documents import read_document
+from fpmsdk.prediction.documents import SEARCH_SECTIONS, read_document
 
 
 class PredictConfig(StrictDocument):
@@ -73,4 +73,4 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: S
     >>> read_config(file).traffic.source.input_tokens
     1024
     """
-    return read_document(source, overrides, forbidden=("optimization", "optimizer")).checked(PredictConfig)
+    return read_document(source, overrides, forbidden=SEARCH_SECTIONS).checked(PredictConfig)

@@ -47,7 +47,7 @@ class Session(StrictDocument):
 
 
 class SessionSource(StrictDocument):
-    """Sessions of equal turns; context does not accumulate."""
+    """Sessions whose prompts repeat all that was said before."""
 
     type: Literal["synthetic-session"]
     new_input_tokens_per_turn: Positive = 1024
