@@ -141,5 +141,6 @@ def test_a_written_configuration_has_exactly_the_figures_of_its_candidate(name, 
     for entry in written["recommendations"]:
         (candidate,) = [one for one in result.candidates if one.candidate_id == entry["candidate_id"]]
         prediction = predict(read_config(tmp_path / entry["config_path"]), tmp_path / f"output-{entry['rank']}")
+        assert candidate.outcome.kv_load is None or "kv_capacity" not in (tmp_path / entry["config_path"]).read_text()
         figures = {figure: prediction.report[figure] for figure in candidate.outcome.metrics}
         assert figures == candidate.outcome.metrics
