@@ -72,7 +72,7 @@ def arrival_portions_ms(
         interval = 0.0 if arrival_interval_ms is None else checked_number("arrival_interval_ms", arrival_interval_ms)
         last_ms = -interval
         for first in range(0, count, portion):
-            # One gap after the other, as the public engine adds them up: an arrival may coincide with the end of a pass.
+            # Added up as the public engine does: an arrival may coincide with the end of a pass.
             gaps = np.full(min(portion, count - first), interval)
             gaps[0] += last_ms
             times = np.cumsum(gaps)
