@@ -20,6 +20,7 @@ _HOME = {
     "config_engine_launch_mismatches": "fpmsdk.launch",
     "inspect_state_snapshot": "fpmsdk.perfmodel.inspection",
     "materialize_engine_launch_config": "fpmsdk.launch",
+    "recommend": "fpmsdk.recommendation.api",
     "replay_trace": "fpmsdk.replay",
 }
 
@@ -34,6 +35,7 @@ __all__ = [
     "errors",
     "inspect_state_snapshot",
     "materialize_engine_launch_config",
+    "recommend",
     "replay_trace",
 ]
 
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from fpmsdk.metrics import FpmBatch
     from fpmsdk.perfmodel.inspection import inspect_state_snapshot
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
+    from fpmsdk.recommendation.api import recommend
     from fpmsdk.replay import ReplayReport, Trace, replay_trace
 
 

@@ -1,6 +1,5 @@
 """`fpmsdk recommend`: search the deployments that serve a workload best; `recommend merge` joins parts of a search."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -143,7 +142,6 @@ def _show(found: "Recommendation", format: str) -> None:
     from fpmsdk.cli.recommend_table import show_recommendation
 
     show_recommendation(found, as_json=format == "json")
-    sys.stdout.flush()
     raise typer.Exit(found.exit_code)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # The table ends here; the files have all.
 _LONGEST = 20
+_WIDE = 200
 _FIGURES = (
     ("TTFT ms", "mean_ttft_ms"),
     ("ITL ms", "mean_itl_ms"),
@@ -39,6 +40,8 @@ _SIZES = {
 
 def show_recommendation(found: Recommendation, *, as_json: bool) -> None:
     """Print a result: on stdout the ranking, on stderr what became of the rest."""
+    from fpmsdk.cli.console import print_result
+
     entries = found.result.recommended
     if as_json:
         ranking = [
@@ -51,9 +54,9 @@ def show_recommendation(found: Recommendation, *, as_json: bool) -> None:
             }
             for rank, entry in enumerate(entries, start=1)
         ]
-        typer.echo(json.dumps(ranking, sort_keys=True, separators=(",", ":")))
+        print_result(json.dumps(ranking, sort_keys=True, separators=(",", ":")))
     elif entries:
-        _print_ranking(found)
+        print_result(_ranking(found))
     for reason in distinct_reasons(found.result.candidates):
         typer.echo(reason.line(), err=True)
     if (folded := sum(len(entry.folded) for entry in entries)) > 0:
@@ -75,7 +78,9 @@ def _summary(found: Recommendation) -> str:
     return f"{text}{ended.get(found.end, '')}{saved}"
 
 
-def _print_ranking(found: Recommendation) -> None:
+def _ranking(found: Recommendation) -> str:
+    import io
+
     from rich.console import Console
     from rich.table import Table
 
@@ -102,9 +107,14 @@ def _print_ranking(found: Recommendation) -> None:
         if has_bounds:
             cells.append(_share(metrics))
         table.add_row(*cells)
-    Console().print(table)
+    # Rows that somebody reads from a file or a pipe are not folded.
+    screen = Console()
+    page = Console(file=io.StringIO(), width=screen.width if screen.is_terminal else _WIDE)
+    page.print(table)
     if len(entries) > _LONGEST:
-        typer.echo(f"and {len(entries) - _LONGEST} more")
+        page.print(f"and {len(entries) - _LONGEST} more")
+    text: str = page.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def _varying(candidates: Iterable[Candidate]) -> list[str]:

@@ -47,6 +47,14 @@ def recommend(
     KeyboardInterrupt: it was interrupted; what came until then is in the journal, for `Options(resume=True)`.
 
     Source: predict-recommend.md sections 6 to 10.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.quickstart import write_quickstart
+    >>> goal = "optimization={target: throughput, constraints: {max_candidate_gpus: 1}}"
+    >>> loads = "traffic.load.concurrency={choices: [1, 4]}"
+    >>> found = recommend(write_quickstart(tempfile.mkdtemp()), overrides=[goal, loads])
+    >>> found.exit_code, found.best.sample.knobs
+    (0, (('traffic.load.concurrency', 4),))
     """
     return search(planned(config, output_dir, options=options, shard=shard, overrides=overrides), output_dir, options)
 
@@ -59,7 +67,14 @@ def planned(
     shard: str = "1/1",
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """What `recommend` would search. Parameters and errors as there."""
+    """What `recommend` would search. Parameters and errors as there.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.quickstart import write_quickstart
+    >>> goal = "optimization={target: throughput, constraints: {max_candidate_gpus: 4}}"
+    >>> planned(write_quickstart(tempfile.mkdtemp()), overrides=[goal]).planned
+    4
+    """
     model = config if isinstance(config, RecommendConfig) else read_recommend_config(config, overrides)
     capacity = options.capacity(model.optimizer.parallelism, Limits.of(model.document).workers)
     recorded = _recorded_strategy(output_dir) if options.resume else None
@@ -67,7 +82,15 @@ def planned(
 
 
 def explain(plan: Plan, options: Options = DEFAULTS) -> dict[str, Any]:
-    """The document of a dry run: prices a candidate of each branch to say how long the search takes."""
+    """The document of a dry run (`dry_run.dry_run`): prices a candidate of each branch to say how long all take.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.quickstart import write_quickstart
+    >>> goal = "optimization={target: throughput, constraints: {max_candidate_gpus: 4}}"
+    >>> document = explain(planned(write_quickstart(tempfile.mkdtemp()), overrides=[goal]))
+    >>> document["candidates"], document["algorithm"]
+    (4, 'grid')
+    """
     each = seconds_of_one(plan.space, plan.objective, plan.materialise)
     return dry_run(plan, each, options.capacity(plan.optimizer.parallelism, Limits.of(plan.document).workers))
 
@@ -92,6 +115,15 @@ def merge(
     EvidenceError: a journal is damaged, or the inputs of the sweep are no longer what they were.
 
     Source: predict-recommend.md section 17.
+
+    >>> import tempfile
+    >>> from fpmsdk.sample.quickstart import write_quickstart
+    >>> place = tempfile.mkdtemp()
+    >>> config = write_quickstart(place)
+    >>> goal = "optimization={target: throughput, constraints: {max_candidate_gpus: 4}}"
+    >>> parts = [recommend(config, f"{place}/{n}", shard=f"{n}/2", overrides=[goal]).output_dir for n in (1, 2)]
+    >>> len(merge(parts, f"{place}/whole").result.candidates)
+    4
     """
     journal = merged_journal(folders)
     strategy = journal.head["strategy"]["name"]

@@ -53,7 +53,7 @@ def plan_search(
 
     strategy = choose(config.optimizer, space.branches, seconds_each, sharded=shard != WHOLE)
     inputs = inputs_of(config.template(branch.mode) for branch in space.branches)
-    notes = (*config.notes, *space.warnings, *([strategy.note] if strategy.note else []))
+    notes = (*space.warnings, *([strategy.note] if strategy.note else []))
     return Plan(config.document, config.optimizer, space, strategy, objective, concrete, inputs, shard, notes)
 
 

@@ -28,17 +28,16 @@ from fpmsdk.recommendation.candidate import (
 )
 from fpmsdk.recommendation.executors import open_workers
 from fpmsdk.recommendation.executors.opening import cpu_limit
-from fpmsdk.recommendation.files import write_results
+from fpmsdk.recommendation.files import FOLDER, write_results
 from fpmsdk.recommendation.journal import Journal, JournalWriter
-from fpmsdk.recommendation.ledger import Result, Search, config_path, ledger
+from fpmsdk.recommendation.ledger import Result, Search, ledger
 from fpmsdk.recommendation.plan import Limits, Plan
 from fpmsdk.recommendation.progress import Progress, State
 from fpmsdk.recommendation.search.driver import COMPLETE, Sweep
 from fpmsdk.recommendation.search.rounds import Suggestion
 from fpmsdk.recommendation.sweep import Known, run_known, run_sweep
-from fpmsdk.recommendation.uncovered import merged_coverage
+from fpmsdk.recommendation.uncovered import merged_coverage, write_uncovered
 from fpmsdk.recommendation.workspace import Workspace, workspace
-from fpmsdk.replay.coverage import write_coverage
 
 SUCCESS, NOTHING_FEASIBLE, LIMITED = 0, 1, 3
 
@@ -99,6 +98,14 @@ class Recommendation:
     end: `complete`, `time_budget` or `stopped`.
     output_dir: where the files are; None where none were written.
     coverage: what the tables covered over all candidates; None where nothing was counted.
+
+    >>> import tempfile
+    >>> from fpmsdk import recommend
+    >>> from fpmsdk.sample.quickstart import write_quickstart
+    >>> goal = "optimization={target: throughput, constraints: {max_candidate_gpus: 2}}"
+    >>> found = recommend(write_quickstart(tempfile.mkdtemp()), overrides=[goal])
+    >>> found.end, found.best.outcome.used_gpus, found.to_csv().count("\\n")
+    ('complete', 2, 3)
     """
 
     exit_code: int
@@ -113,8 +120,27 @@ class Recommendation:
         """The first of the ranking; None where nothing is feasible."""
         return self.result.recommended[0].candidate if self.result.recommended else None
 
+    def to_csv(self) -> str:
+        r"""All candidates as CSV text, one line each after the names of the columns, as in `recommendation.csv`.
+
+        >>> from fpmsdk.recommendation.ledger import Result, Search
+        >>> from fpmsdk.recommendation.objectives import Objective
+        >>> result = Result.of(Search({}, Objective("ttft"), "grid"), [])
+        >>> Recommendation(1, result, {}, "complete").to_csv().splitlines()[0][:17]
+        'candidate_id,rank'
+        """
+        from fpmsdk.recommendation.columns import columns, csv_bytes
+
+        return csv_bytes(columns(self.result)).decode()
+
     def to_pandas(self) -> Any:
-        """All candidates as a pandas data frame, one row each, a column for every knob and metric."""
+        """All candidates as a pandas data frame, one row each, a column for every knob and metric; needs pandas.
+
+        >>> from fpmsdk.recommendation.ledger import Result, Search
+        >>> from fpmsdk.recommendation.objectives import Objective
+        >>> result = Result.of(Search({}, Objective("ttft"), "grid"), [])
+        >>> frame = Recommendation(1, result, {}, "complete").to_pandas()  # doctest: +SKIP
+        """
         from fpmsdk.recommendation.columns import arrow_table, columns
 
         return arrow_table(columns(self.result)).to_pandas()
@@ -137,6 +163,11 @@ def search(plan: Plan, output_dir: str | os.PathLike[str] | None, options: Optio
     KeyboardInterrupt: it was interrupted; what came until then is in the journal.
     """
     begun = time.monotonic()
+    if options.emit:
+        from fpmsdk.recommendation.emit import require_image
+
+        version = plan.document["engine"].get("backend_version")
+        require_image(options.emit, version if isinstance(version, str) else None, options.image)
     if output_dir is None:
         return _result(plan, _evaluated(plan, None, options), None)
     opened = workspace(output_dir, head=plan.head, overwrite=options.overwrite, resume=options.resume)
@@ -217,17 +248,7 @@ def _exit_code(candidates: Sequence[Candidate]) -> int:
 
 def _written(found: Recommendation, place: Workspace, options: Options, begun: float) -> Recommendation:
     place.clear_results()
-    write_coverage(place.folder, found.coverage)
-    uncovered = [
-        (candidate.candidate_id, candidate.document)
-        for candidate in found.result.candidates
-        if candidate.outcome.status == UNCOVERED
-    ]
-    if options.on_uncovered == "collect-plan" and uncovered:
-        from fpmsdk.recommendation.collect_plan import write_collect_plan
-        from fpmsdk.recommendation.missing import missing_points
-
-        write_collect_plan(missing_points(uncovered), place.folder)
+    write_uncovered(found.result.candidates, place.folder, options.on_uncovered)
     repetitions = found.ledger["counts"]["cache_hits"]
     document = write_results(found.result, place.folder, cache_hits=repetitions)
     _account(place.folder, found, time.monotonic() - begun)
@@ -237,14 +258,13 @@ def _written(found: Recommendation, place: Workspace, options: Options, begun: f
 
 
 def _emit(found: Recommendation, folder: Path, options: Options) -> None:
-    from fpmsdk.recommendation.emit import emit
+    from fpmsdk.recommendation.emit import emit_ranked
 
-    for rank, entry in enumerate(found.result.recommended, start=1):
-        target = folder / config_path(rank).removesuffix(".yaml")
-        try:
-            emit(entry.candidate.document, options.emit, target, image=options.image)
-        except OnboardError as fault:
-            raise OnboardError(f"{target}: no launch files, all other results are there: {fault}", "--emit") from None
+    documents = [entry.candidate.document for entry in found.result.recommended]
+    try:
+        emit_ranked(documents, options.emit, folder / FOLDER, image=options.image)
+    except OnboardError as fault:
+        raise OnboardError(f"launch files cannot be made, all other results are there: {fault}", "--emit") from None
 
 
 def _account(folder: Path, found: Recommendation, wall_seconds: float) -> None:
