@@ -36,6 +36,7 @@ GUIDES = [
     "online-learning.md",
     "op-level.md",
     "replay.md",
+    "search-spaces.md",
     "snapshots.md",
     "scheduler.md",
     "traces.md",

@@ -6,7 +6,7 @@ Source: predict-recommend.md sections 6.1 to 6.4.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from fpmsdk.recommendation.parallelism import Layouts, Sizes
 from fpmsdk.recommendation.paths import get, put, put_sizes
 from fpmsdk.recommendation.shapes import model_shape, profile_shape, search_folders, shape_fault
 
-# Reasons that one message lists.
+# Items that one message lists.
 _SHOWN = 6
 
 
@@ -65,7 +65,7 @@ def _space(config: RecommendConfig) -> Space:
             skipped.append({"mode": mode, "reasons": found.reasons()})
     if not branches:
         lines = [f"{entry['mode']}: {reason}" for entry in skipped for reason in entry["reasons"]]
-        raise OnboardError("engine.workers: no deployment is viable: " + "; ".join(lines), "engine.workers")
+        raise OnboardError(f"engine.workers: no deployment is viable: {_listed(lines, '; ')}", "engine.workers")
     return Space(tuple(branches), tuple(skipped), tuple(rejected), tuple(builder.warnings(skipped, rejected)))
 
 
@@ -121,8 +121,7 @@ class _Mode:
         for rejection in self.rejected:
             by_rule.setdefault(str(rejection.verdict.rule), []).append(rejection)
         lines = [str(same[0]) + (f" (and {len(same) - 1} more)" if len(same) > 1 else "") for same in by_rule.values()]
-        more = [f"and {len(lines) - _SHOWN} more reasons"] if len(lines) > _SHOWN else []
-        return self.notes + lines[:_SHOWN] + more
+        return self.notes + lines
 
     def rejections(self) -> Iterator[dict[str, Any]]:
         for one in self.rejected:
@@ -182,16 +181,12 @@ class _Builder:
                 "them searched"
             )
         for entry in skipped:
-            yield f"{entry['mode']} deployments are skipped: {'; '.join(entry['reasons'])}"
-        short = [entry for entry in rejected if entry["available_tokens"] is not None]
+            yield f"{entry['mode']} deployments are skipped: {_listed(entry['reasons'], '; ')}"
+        short = {_name(entry["arm"]): None for entry in rejected if entry["available_tokens"] is not None}
         if short:
-            names = sorted({_name(entry["arm"]) for entry in short})
-            yield (
-                f"{len(names)} workers are left out as their cache does not hold one sequence: {', '.join(names[:8])}"
-                + (", ..." if len(names) > _SHOWN + 2 else "")
-            )
-        if other := {str(entry["rule"]) for entry in rejected if entry["available_tokens"] is None}:
-            yield f"workers are left out: {'; '.join(sorted(other)[:_SHOWN])}"
+            yield f"workers whose cache does not hold one sequence are left out: {_listed(short)}"
+        if other := {str(entry["rule"]): None for entry in rejected if entry["available_tokens"] is None}:
+            yield f"workers are left out: {_listed(other, '; ')}"
 
     # --- arms of one backend ---
 
@@ -199,7 +194,7 @@ class _Builder:
         pools = {role: self._pool(found, backend, role, layout) for role, layout in layouts.items()}
         before, out_of_budget = len(found.arms), 0
         for combination in itertools.product(*pools.values()):
-            gpus = sum(sizes.gpus for sizes in combination)
+            gpus = self._gpus(dict(zip(pools, combination, strict=True)))
             if not self._least <= gpus <= self._most:
                 out_of_budget += 1
                 continue
@@ -211,19 +206,27 @@ class _Builder:
                 "(optimization.constraints)"
             )
 
+    def _gpus(self, parallelism: Mapping[str, Sizes]) -> int:
+        return sum(sizes.gpus * self._ranks(role) for role, sizes in parallelism.items())
+
+    def _ranks(self, role: str) -> int:
+        """GPUs among which each of a worker's ranks divides its prompts."""
+        given: int | None = get(self._config.document, f"engine.workers.{role}.parallelism.prefill_context")
+        return given or 1
+
     def _pool(self, found: _Mode, backend: str, role: str, layouts: Layouts) -> list[Sizes]:
         """Viable workers of one role, as often as they fit the GPUs."""
-        cache = self._filter(found.mode, backend)
-        menu = self._menu(role, backend)
+        cache, most = self._filter(found.mode, backend), self._most // self._ranks(role)
+        menu = self._menu(role, backend, most)
         if not menu and layouts.kind != "list":
             found.notes.append(
                 f"{backend} {role}: the profile has no deployment of {role} workers on {self._system(role)} with "
-                f"version {self._config.version(backend)} and at most {self._most} GPUs"
+                f"version {self._config.version(backend)} and at most {most} GPUs"
             )
             return []
-        asked = asked_shapes(layouts, menu, self._model.is_moe, self._most, closed=self._profile is not None)
+        asked = asked_shapes(layouts, menu, self._model.is_moe, most, closed=self._profile is not None)
         if not asked:
-            found.notes.append(f"{backend} {role}: {layouts.path} leaves no worker of at most {self._most} GPUs")
+            found.notes.append(f"{backend} {role}: {layouts.path} leaves no worker of at most {most} GPUs")
         shapes: list[Sizes] = []
         rejected: list[_Rejection] = []
         undivided: list[_Rejection] = []
@@ -237,18 +240,16 @@ class _Builder:
                 aside = fault is not None and layouts.kind == "domains"
                 (undivided if aside else rejected).append(_Rejection(found.mode, backend, role, shape, verdict))
         found.rejected += rejected if shapes else rejected + undivided
-        workers = with_replicas(layouts, shapes, self._most)
+        workers = with_replicas(layouts, shapes, most)
         if shapes and not workers:
-            found.notes.append(
-                f"{backend} {role}: {layouts.path} leaves no number of replicas within {self._most} GPUs"
-            )
+            found.notes.append(f"{backend} {role}: {layouts.path} leaves no number of replicas within {most} GPUs")
         return workers
 
-    def _menu(self, role: str, backend: str) -> list[Sizes]:
+    def _menu(self, role: str, backend: str, most: int) -> list[Sizes]:
         if self._profile is None:
-            return worker_menu(self._model.is_moe, self._most)
+            return worker_menu(self._model.is_moe, most)
         shapes = profile_menu(self._profile, self._system(role), self._config.version(backend) or "", role)
-        return [shape for shape in shapes if shape.worker_gpus <= self._most]
+        return [shape for shape in shapes if shape.worker_gpus <= most]
 
     def _system(self, role: str) -> str:
         own: str | None = get(self._config.document, f"engine.workers.{role}.hardware")
@@ -278,15 +279,15 @@ class _Builder:
         """What is listed is meant: it must be within the GPUs, every pair of it too."""
         advice = "remove it, or raise optimization.constraints.max_candidate_gpus"
         listed = {role: layout for role, layout in layouts.items() if layout.kind == "list"}
-        for layout in listed.values():
+        for role, layout in listed.items():
             for place, sizes in enumerate(layout.entries):
-                if sizes.gpus > self._most:
+                if (gpus := self._gpus({role: sizes})) > self._most:
                     path = f"{layout.path}.preset[{place}]"
-                    raise OnboardError(f"{path}: takes {sizes.gpus} GPUs, accepted are {self._most}; {advice}", path)
+                    raise OnboardError(f"{path}: takes {gpus} GPUs, accepted are {self._most}; {advice}", path)
         if len(listed) < len(layouts) or len(listed) == 1:
             return
         for combination in itertools.product(*(layout.entries for layout in listed.values())):
-            gpus = sum(sizes.gpus for sizes in combination)
+            gpus = self._gpus(dict(zip(listed, combination, strict=True)))
             if gpus > self._most:
                 pair = " with ".join(f"{role} {sizes}" for role, sizes in zip(listed, combination, strict=True))
                 path = next(iter(listed.values())).path
@@ -300,6 +301,12 @@ class _Builder:
             if len(faults) == len(self._config.backends):
                 path = f"{layouts.path}.preset[{place}]"
                 raise OnboardError(f"{path}: {'; '.join(map(str, faults))}", path)
+
+
+def _listed(items: Iterable[str], separator: str = ", ") -> str:
+    """The first few of many."""
+    first = list(itertools.islice(items, _SHOWN + 1))
+    return separator.join(first[:_SHOWN] + ["..."] * (len(first) > _SHOWN))
 
 
 def _name(arm: Mapping[str, Any]) -> str:

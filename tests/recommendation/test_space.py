@@ -229,6 +229,29 @@ def test_a_mode_without_deployments_is_skipped_and_the_others_go_on(places):
     assert any(line.startswith("disaggregated deployments are skipped: vllm: no viable") for line in space.warnings)
 
 
+def test_a_context_size_takes_gpus_in_every_candidate(places):
+    assert arms_of(searched(places["$CKPT"], {"tensor": 1, "prefill_context": 2})) == [(1, 1, 2), (1, 2, 4)]
+
+
+def test_the_longest_sequence_of_the_model_is_told(eight_heads):
+    worker = put(FIXED, "kv_cache.capacity.blocks", 257)
+    config = searched(eight_heads, context="max", worker=worker)
+    config["engine"] |= {"mode": "aggregated"}
+    assert space_of(config).warnings == (
+        "engine.context_length is max: the model's 4096 tokens; workers whose cache does not hold one such sequence "
+        "are left out; set engine.context_length to your longest request to have them searched",
+    )
+
+
+def test_workers_that_are_left_out_are_told(places):
+    config = profiled(places)
+    config["engine"]["fpm_profile"]["deployments"][0]["resources"]["weights_bytes"] = 135_000_000_000
+    config["engine"]["context_length"] = 2000
+    assert space_of(config).warnings == (
+        "workers whose cache does not hold one sequence are left out: vllm aggregated tensor 1",
+    )
+
+
 def profiled(places, **worker):
     config = filled(PEER["r2_pareto_fpm"]["config"], places)
     config["engine"]["workers"]["aggregated"] = {"kv_cache": {"block_size": 16}, **worker}
