@@ -14,7 +14,7 @@ from fpmsdk.prediction.compile.shape import check_shapes
 from fpmsdk.prediction.compile.timing import timing_config, timing_of
 from fpmsdk.prediction.config import PredictConfig
 
-__all__ = ["ReplayInputs", "RoleInputs", "compile_config", "timing_config", "timing_of"]
+__all__ = ["ReplayInputs", "RoleInputs", "compile_config", "replay_options", "timing_config", "timing_of"]
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,17 @@ def compile_config(config: PredictConfig) -> ReplayInputs:
     """
     check_shapes(config)
     roles = {role: _role(config, role) for role in config.roles}
+    return ReplayInputs(roles, replay_options(config))
+
+
+def replay_options(config: PredictConfig) -> dict[str, Any]:
+    """Options of the replay that depend neither on the workers nor on the requests."""
     bounds = config.evaluation.sla
-    options = {
+    return {
         "scheduler_rules": config.execution.scheduler_rules,
         "mixed_pass_pricing": config.execution.mixed_pass_pricing,
         "sla": None if bounds is None or not bounds.is_bound else bounds.model_dump(),
     }
-    return ReplayInputs(roles, options)
 
 
 def _role(config: PredictConfig, role: str) -> RoleInputs:
