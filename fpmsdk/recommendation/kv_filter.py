@@ -15,10 +15,10 @@ from fpmsdk.config.profile import DeploymentProfile, FpmModelProfile
 from fpmsdk.documents.strict import faults
 from fpmsdk.errors import FpmSdkError, InfeasibleMemoryError
 from fpmsdk.launch.cache_budget import request_bytes
-from fpmsdk.launch.capacity import FRACTION_OF, derived_capacity
+from fpmsdk.launch.capacity import FRACTION_OF, check_system, derived_capacity
 from fpmsdk.perfmodel.model import ForwardPassPerfModel
 from fpmsdk.prediction.compile.launch import launch_of
-from fpmsdk.prediction.compile.timing import timing_config
+from fpmsdk.prediction.compile.timing import timing_config, timing_of
 from fpmsdk.prediction.config import PredictConfig
 from fpmsdk.recommendation.domains import Choices, Domain
 from fpmsdk.recommendation.parallelism import Sizes
@@ -113,6 +113,9 @@ class CacheFilter:
             if fault := self._envelope_fault(deployment, role) or _cache_fault(deployment, config, role):
                 return Verdict(fault)
             deployment.resources.require_memory()
+        timing = timing_of(config, role)
+        if _needs_tables(timing):
+            check_system(ForwardPassPerfModel.normalize_config(timing))
         launch = launch_of(config, role)
         engine = launch["engine"]
         if "num_gpu_blocks" in engine:
@@ -183,6 +186,13 @@ def _cache_fault(deployment: DeploymentProfile, config: PredictConfig, role: str
         (config.engine.nextn > 0 or config.engine.speculation is not None, "takes no speculation"),
     )
     return next((f"the grouped cache of the profile {rule}" for broken, rule in rules if broken), None)
+
+
+def _needs_tables(timing: Mapping[str, Any]) -> bool:
+    """Whether passes are priced from tables of a systems root."""
+    estimators = timing.get("estimator_config") or {}
+    learned = timing.get("estimation_mode") in ("fpm_regression", "fpm_learned")
+    return "type" not in timing and not learned and estimators.get("state_snapshot") is None
 
 
 def _bytes_verdict(available: int, needed: int, context: int) -> Verdict:

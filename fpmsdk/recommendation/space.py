@@ -12,7 +12,7 @@ from typing import Any
 
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
 from fpmsdk.config.systems import resolve_systems_paths
-from fpmsdk.errors import OnboardError
+from fpmsdk.errors import ConfigError, OnboardError
 from fpmsdk.prediction.config import ROLES
 from fpmsdk.recommendation.branches import SEED_OFFSETS, Arm, Branch, Space
 from fpmsdk.recommendation.candidate import Sample
@@ -49,6 +49,8 @@ def build_branches(config: RecommendConfig) -> Space:
         return _space(config)
     except OnboardError as fault:
         raise located(fault, config.source) from None
+    except ConfigError as fault:
+        raise OnboardError(f"{config.source.where}: {fault}", fault.path) from None
 
 
 def _space(config: RecommendConfig) -> Space:

@@ -202,6 +202,22 @@ def test_a_cache_that_holds_no_sequence_is_told_in_tokens(places):
     assert arms_of(searched(places["$CKPT"], context=2399))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hardware": "h200"}, "no system 'h200' in "),
+        ({"hardware": "h200"}, "nearest: h200_sxm"),
+        ({"systems_paths": ["/no/such/folder"]}, "systems_paths entry is not a directory: /no/such/folder"),
+    ],
+)
+def test_a_system_without_tables_is_refused_before_anything_is_simulated(change, message, places):
+    worker = {name: part for name, part in FIXED.items() if name != "timing"}
+    engine = {"systems_paths": [places["$ROOT"]], **change}
+    with pytest.raises(OnboardError) as caught:
+        space_of(searched(places["$CKPT"], worker=worker, **engine))
+    assert message in str(caught.value)
+
+
 def test_the_smallest_searched_block_decides(places):
     worker = put(FIXED, "kv_cache.block_size", {"choices": [32, 16]})
     with pytest.raises(OnboardError):
