@@ -35,6 +35,7 @@ GUIDES = [
     "learned.md",
     "online-learning.md",
     "op-level.md",
+    "predict.md",
     "replay.md",
     "search-spaces.md",
     "snapshots.md",

@@ -86,6 +86,17 @@ class Simulation:
         """The cache of one rank of each role: blocks and their tokens, or bytes of a grouped cache."""
         return {name: capacity_of(role) for name, role in self.roles.items()}
 
+    def to_pandas(self) -> Any:
+        """A data frame with a row for every request.
+
+        Raises
+        ------
+        ImportError: pandas is not installed.
+        """
+        import pandas  # an optional library
+
+        return pandas.DataFrame.from_records(self.records())
+
 
 @dataclass(frozen=True)
 class Prepared:
