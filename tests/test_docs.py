@@ -36,6 +36,7 @@ GUIDES = [
     "online-learning.md",
     "op-level.md",
     "predict.md",
+    "recommend.md",
     "replay.md",
     "search-spaces.md",
     "snapshots.md",

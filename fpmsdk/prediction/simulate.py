@@ -95,7 +95,7 @@ class Simulation:
         """
         import pandas  # an optional library
 
-        return pandas.DataFrame.from_records(self.records())
+        return pandas.DataFrame.from_records(self.records)
 
 
 @dataclass(frozen=True)
