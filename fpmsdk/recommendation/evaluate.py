@@ -87,7 +87,7 @@ def used_gpus(document: Mapping[str, Any]) -> int:
 def _judged(simulation: Simulation, config: PredictConfig, objective: Objective, gpus: int) -> Outcome:
     kept: dict[str, Any] = {
         "used_gpus": gpus,
-        "kv_load": None if simulation.kv_load is None else simulation.kv_load.document(),
+        "kv_load": simulation.kv_load,
         "coverage": None if simulation.coverage is None else dict(simulation.coverage),
         "provenance": {role: dict(source) for role, source in simulation.provenance.items()},
     }

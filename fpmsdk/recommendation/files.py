@@ -17,6 +17,7 @@ import yaml
 from fpmsdk.documents.canonical import pretty_bytes
 from fpmsdk.files import whole_file
 from fpmsdk.recommendation.columns import arrow_table, columns, csv_bytes
+from fpmsdk.recommendation.concrete import concrete_config
 from fpmsdk.recommendation.ledger import Result, config_path, ledger
 
 LEDGER, TABLE, PARQUET = "recommendation.json", "recommendation.csv", "recommendation.parquet"
@@ -53,7 +54,7 @@ def write_results(
         (place / FOLDER).mkdir(exist_ok=True)
     for rank, entry in enumerate(result.recommended, start=1):
         path = place / config_path(rank)
-        _write(path, yaml_bytes(portable(entry.candidate.document, path.parent)))
+        _write(path, yaml_bytes(portable(concrete_config(entry.candidate), path.parent)))
     table = columns(result)
     _write(place / TABLE, csv_bytes(table))
     _write_parquet(place / PARQUET, table)
@@ -119,9 +120,10 @@ def _each_path(document: dict[str, Any], change: Callable[[str], str]) -> None:
     workers = engine.get("workers", {}).values()
     source = document.get("traffic", {}).get("source", {})
     _change(source, "paths", change)
+    _change(engine, "model", change)
     for policy in (engine, *(worker.get("timing", {}) for worker in workers)):
-        if policy.get("systems_paths") != "default":
-            _change(policy, "systems_paths", change)
+        _change(policy, "systems_paths", change)
+        _change(policy, "systems_path", change)
         _change(policy, "fpm_parquet_path", change)
         estimators = policy.get("estimator_config") or {}
         _change(estimators.get("state_snapshot") or {}, "path", change)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fpmsdk.documents.canonical import digest
 from fpmsdk.recommendation.candidate import STATUSES, UNCOVERED, Candidate
+from fpmsdk.recommendation.concrete import concrete_config
 from fpmsdk.recommendation.objectives import PARETO, Objective
 from fpmsdk.recommendation.ranking import Recommended, flat_config, folded, ranked
 from fpmsdk.version import __version__
@@ -140,7 +141,7 @@ def _record(candidate: Candidate, objective: Objective) -> dict[str, Any]:
         "candidate_id": candidate.candidate_id,
         "status": outcome.status,
         "config": flat_config(candidate),
-        "prediction_config": candidate.document,
+        "prediction_config": concrete_config(candidate),
         "used_gpus": outcome.used_gpus,
         "score": candidate.score,
         "metrics": outcome.metrics,

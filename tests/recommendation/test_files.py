@@ -6,11 +6,13 @@ Source: predict-recommend.md sections 9.4, 10.1 and 10.2.
 import csv
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 import yaml
 
+from fpmsdk.prediction.local_paths import absolute_paths
 from fpmsdk.recommendation.candidate import STATUSES
 from fpmsdk.recommendation.files import portable, remove_results, write_results, yaml_bytes
 from fpmsdk.recommendation.ledger import Result, Search, ledger
@@ -193,7 +195,7 @@ def test_a_linked_folder_of_configurations_is_left_alone(tmp_path):
     ("document", "expected"),
     [
         ({"engine": {"systems_paths": ["/o/r/s", "/else", "default"]}}, {"systems_paths": ["s", "/else", "default"]}),
-        ({"engine": {"systems_paths": "default"}}, {"systems_paths": "default"}),
+        ({"engine": {"systems_paths": ["default"]}}, {"systems_paths": ["default"]}),
         ({"engine": {"systems_paths": ["/o/r2/s", "/o/r"]}}, {"systems_paths": ["/o/r2/s", "/o/r"]}),
         (
             {"engine": {"estimator_config": {"state_snapshot": {"path": "/o/r/snap", "sha256": "0"}}}},
@@ -211,8 +213,19 @@ def test_a_linked_folder_of_configurations_is_left_alone(tmp_path):
 )
 def test_local_paths_below_the_file_are_relative_to_it_and_others_stay_absolute(document, expected):
     before = json.dumps(document)
-    assert portable(document, "/o/r")["engine"] == expected
+    written = portable(document, "/o/r")
+    assert written["engine"] == expected
     assert json.dumps(document) == before
+    assert absolute_paths(written, Path("/o/r"), "0001.yaml") == document
+
+
+def test_a_checkpoint_below_the_file_is_found_again(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    document = {"engine": {"model": str(tmp_path / "model")}}
+    written = portable(document, tmp_path)
+    assert written == {"engine": {"model": "model"}}
+    assert absolute_paths(written, tmp_path, "0001.yaml") == document
 
 
 def test_yaml_has_no_references_and_keeps_every_number():

@@ -8,6 +8,7 @@ import pytest
 
 from fpmsdk.prediction import predict, read_config
 from fpmsdk.recommendation.candidate import Candidate, candidate_id
+from fpmsdk.recommendation.config import RecommendConfig
 from fpmsdk.recommendation.evaluate import evaluate_document
 from fpmsdk.recommendation.files import write_results
 from fpmsdk.recommendation.ledger import Result, Search
@@ -46,16 +47,15 @@ def searched(places):
     return search
 
 
-def _search(config):
-    optimization = config["optimization"]
-    minimum = optimization.get("constraints", {}).get("min_goodput_rps")
-    objective = Objective(optimization["target"], optimization.get("strict_sla", False), minimum)
+def _search(document):
+    config = RecommendConfig.from_source(document | {"execution": PEER_RULES})
+    goal = config.optimization
+    objective = Objective(goal.target, goal.strict_sla, goal.constraints.min_goodput_rps)
     candidates = []
-    for index, (sample, document) in enumerate(enumerated(config)):
-        document["execution"] = PEER_RULES
-        outcome = evaluate_document(document, objective.to_json())
-        candidates.append(Candidate(candidate_id(index), sample, document, outcome, *objective.scored(outcome)))
-    return Result.of(Search(config, objective, "grid"), candidates)
+    for index, (sample, concrete) in enumerate(enumerated(config)):
+        outcome = evaluate_document(concrete, objective.to_json())
+        candidates.append(Candidate(candidate_id(index), sample, concrete, outcome, *objective.scored(outcome)))
+    return Result.of(Search(document, objective, "grid"), candidates)
 
 
 def is_of(peer, candidate):
@@ -141,5 +141,6 @@ def test_a_written_configuration_has_exactly_the_figures_of_its_candidate(name, 
     for entry in written["recommendations"]:
         (candidate,) = [one for one in result.candidates if one.candidate_id == entry["candidate_id"]]
         prediction = predict(read_config(tmp_path / entry["config_path"]), tmp_path / f"output-{entry['rank']}")
+        assert candidate.outcome.kv_load is None or "kv_capacity" not in (tmp_path / entry["config_path"]).read_text()
         figures = {figure: prediction.report[figure] for figure in candidate.outcome.metrics}
         assert figures == candidate.outcome.metrics
