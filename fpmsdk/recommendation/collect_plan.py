@@ -24,7 +24,7 @@ from fpmsdk.errors import OnboardError
 from fpmsdk.files import whole_file
 from fpmsdk.recommendation.missing import Missing, MissingOfCell
 
-PLAN, FOLDER = "missing-points.json", "missing-points"
+PLAN, FOLDER, SYSTEMS = "missing-points.json", "missing-points", "systems"
 SCHEMA_NAME = "fpmsdk_missing_points"
 COLLECTOR = ("python", "-m", "fpmsdk.collect")
 _STAND_IN = "nearest measured batch; times of these replays are made up and nothing is ranked by them"
@@ -55,8 +55,9 @@ def write_collect_plan(missing: Missing, folder: str | os.PathLike[str]) -> dict
     Source: predict-recommend.md section 5.4.
     """
     place = Path(folder)
-    systems = f"{FOLDER}/systems-{digest([_named(cell) for cell in missing.cells])[:12]}"
-    campaigns = [_campaign(cell, f"{FOLDER}/{number:04d}", systems) for number, cell in enumerate(missing.cells, 1)]
+    # What a plan collects has a folder of its own: the next plan neither continues nor adds to it.
+    collected = f"{FOLDER}/collected-{digest([_named(cell) for cell in missing.cells])[:12]}"
+    campaigns = [_campaign(cell, f"{number:04d}", collected) for number, cell in enumerate(missing.cells, 1)]
     document = {
         "schema_name": SCHEMA_NAME,
         "schema_version": 1,
@@ -71,7 +72,7 @@ def write_collect_plan(missing: Missing, folder: str | os.PathLike[str]) -> dict
         read_points(place / campaign["points_file"])  # what the collector is going to read
         if campaign["profile_file"] is not None:
             _write(place / campaign["profile_file"], pretty_bytes(cell.config["fpm_profile"]))
-        _write_system(cell, place / systems)
+        _write_system(cell, place / collected / SYSTEMS)
     _write(place / PLAN, pretty_bytes(document))
     return document
 
@@ -81,12 +82,12 @@ def remove_collect_plan(folder: str | os.PathLike[str]) -> None:
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp())
-    >>> (place / FOLDER / "systems-0").mkdir(parents=True)
+    >>> (place / FOLDER / "collected-0").mkdir(parents=True)
     >>> for name in (PLAN, f"{FOLDER}/0001.json"):
     ...     _ = (place / name).write_text("{}")
     >>> remove_collect_plan(place)
     >>> sorted(path.name for path in place.rglob("*"))
-    ['missing-points', 'systems-0']
+    ['collected-0', 'missing-points']
     """
     place = Path(folder)
     (place / PLAN).unlink(missing_ok=True)
@@ -104,9 +105,8 @@ def _named(cell: MissingOfCell) -> list[Any]:
     return [cell.table_path, cell.cell.model_path, dict(cell.cell.identity), sorted(map(list, cell.points))]
 
 
-def _campaign(cell: MissingOfCell, name: str, systems: str) -> dict[str, Any]:
+def _campaign(cell: MissingOfCell, name: str, collected: str) -> dict[str, Any]:
     config = cell.config
-    profile_file = None if config["fpm_profile"] is None else f"{name}-profile.json"
     campaign = {
         "model": config["model"],
         "system": config["system"],
@@ -117,18 +117,18 @@ def _campaign(cell: MissingOfCell, name: str, systems: str) -> dict[str, Any]:
         "candidate_ids": list(cell.candidate_ids),
         "missing": [point._asdict() | {"occurrences": occurrences} for point, occurrences in cell.points.most_common()],
         "measured_before": len(cell.cell.prefill) + len(cell.cell.decode),
-        "points_file": f"{name}.json",
-        "profile_file": profile_file,
-        "systems_paths": [systems, *config["systems_paths"]],
+        "points_file": f"{FOLDER}/{name}.json",
+        "profile_file": None if config["fpm_profile"] is None else f"{FOLDER}/{name}-profile.json",
+        "systems_paths": [f"{collected}/{SYSTEMS}", *config["systems_paths"]],
     }
     try:
-        command = _command(cell, name, profile_file, systems)
+        command = _command(cell, campaign, f"{collected}/{name}")
     except OnboardError as fault:
         return campaign | {"command": None, "not_collected": str(fault)}
     return campaign | {"command": shlex.join(command), "not_collected": None}
 
 
-def _command(cell: MissingOfCell, name: str, profile_file: str | None, systems: str) -> Sequence[str]:
+def _command(cell: MissingOfCell, campaign: Mapping[str, Any], work: str) -> Sequence[str]:
     config, identity = cell.config, cell.cell.identity
     topology = _topology(identity)
     strategy = topology.strategy(is_moe=topology.moe_tp * topology.moe_ep > 1)
@@ -140,7 +140,10 @@ def _command(cell: MissingOfCell, name: str, profile_file: str | None, systems: 
         role = phases[0]
     tokens, sequences = _limits(points, deployment)
     words = [
-        *("env", f"{ENVIRONMENT[0]}={systems}"),  # where the collector looks for the memory of the system
+        *(
+            "env",
+            f"{ENVIRONMENT[0]}={campaign['systems_paths'][0]}",
+        ),  # where the collector looks for the memory of the system
         *COLLECTOR,
         *("--backend", config["backend"]),
         *("--model-path", config["model"]),
@@ -153,16 +156,17 @@ def _command(cell: MissingOfCell, name: str, profile_file: str | None, systems: 
         *("--fpm-max-num-seqs", str(sequences)),
         *("--fpm-weight-quantizations", identity["gemm_quant_mode"]),
         *("--fpm-kv-cache-dtypes", identity["kv_cache_dtype"]),
-        *("--fpm-benchmark-points-file", f"{name}.json"),
-        *("--checkpoint-dir", f"{name}-checkpoint"),
-        *("--fpm-artifact-root", f"{name}-artifacts"),
-        *("--fpm-database-root", f"{systems}/data"),
+        *("--fpm-benchmark-points-file", campaign["points_file"]),
+        *("--checkpoint-dir", f"{work}-checkpoint"),
+        *("--fpm-artifact-root", f"{work}-artifacts"),
+        *("--fpm-database-root", f"{campaign['systems_paths'][0]}/data"),
     ]
     if identity["moe_backend"] != "auto":
         words += ["--fpm-moe-backend", identity["moe_backend"]]
     if role is not None:
         words += ["--fpm-worker-type", role]
-    return words if profile_file is None else [*words, "--fpm-model-profile", profile_file]
+    profile = campaign["profile_file"]
+    return words if profile is None else [*words, "--fpm-model-profile", profile]
 
 
 def _topology(identity: Mapping[str, str]) -> Topology:

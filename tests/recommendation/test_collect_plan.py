@@ -79,11 +79,19 @@ def test_what_the_plan_collects_covers_the_same_search(place, planned, tmp_path,
 
 
 def test_an_earlier_plan_is_removed_and_what_was_collected_stays(planned, tmp_path):
-    (tmp_path / "missing-points/0001-artifacts").mkdir()
     remove_collect_plan(tmp_path)
-    left = sorted(path.name for path in (tmp_path / "missing-points").iterdir())
-    assert left == ["0001-artifacts", Path(planned["campaigns"][0]["systems_paths"][0]).name]
+    (left,) = (tmp_path / "missing-points").iterdir()
+    assert tmp_path / planned["campaigns"][0]["systems_paths"][0] == left / "systems"
     assert not (tmp_path / "missing-points.json").exists()
+
+
+def test_another_plan_in_the_same_folder_collects_beside_the_first(place, planned, tmp_path):
+    again = write_collect_plan(missing_points(search(place)), tmp_path)
+    assert again == planned
+    other = write_collect_plan(missing_points(search(place)[:1]), tmp_path)
+    first, second = (shlex.split(plan["campaigns"][0]["command"]) for plan in (planned, other))
+    for option in ("--checkpoint-dir", "--fpm-artifact-root", "--fpm-database-root"):
+        assert first[first.index(option) + 1] != second[second.index(option) + 1]
 
 
 def test_a_covered_search_has_a_plan_without_campaigns(place, tmp_path):
