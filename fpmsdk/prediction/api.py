@@ -34,7 +34,7 @@ def predict(
     Returns
     -------
     `status` (completed, no_completed_requests, uncovered or failed), the figures of `prediction.json` in `report`,
-    `records()` and `to_pandas()` with a row for every request, `coverage` and `error`.
+    `records` and `to_pandas()` with a row for every request, `coverage` and `error`.
 
     Raises
     ------

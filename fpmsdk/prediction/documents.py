@@ -25,6 +25,9 @@ MAX_CONFIG_BYTES = 16 * 2**20
 # Sections of a search, which a prediction does not take.
 SEARCH_SECTIONS = ("optimization", "optimizer")
 
+# Fields of the format that this simulation has nothing for.
+_UNSUPPORTED = frozenset(("afd", "encoder", "host_offload", "g3_offload", "kvcr", "state_cache", "prefix_match_unit"))
+
 Place = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -76,7 +79,9 @@ class SourceDocument:
         if kind == "extra_forbidden":
             names = accepted_names(model, fault["loc"][:-1])
             reason = f"unknown field{closest(str(place[-1]), names)}; accepted are {', '.join(names)}"
-            if place in {(section,) for section in SEARCH_SECTIONS}:
+            if place[-1] in _UNSUPPORTED:
+                reason = "is not supported; leave it out"
+            elif place in {(section,) for section in SEARCH_SECTIONS}:
                 reason = "belongs to a search; run `fpmsdk recommend`, or leave the section out"
         elif kind == "missing":
             reason = "is required"
