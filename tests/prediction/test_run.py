@@ -192,3 +192,35 @@ def test_predictions_on_shared_models_in_threads_are_those_of_one_after_the_othe
     assert [one.status for one in shared] == [one.status for one in alone]
     assert [one.coverage for one in shared] == [one.coverage for one in alone]
     assert [one.records for one in shared] == [one.records for one in alone]
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "content"),
+    [
+        (
+            "azure",
+            "t.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,100,4\n2024-01-01 00:00:01,80,4\n",
+        ),
+        (
+            "burstgpt",
+            "t.csv",
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n0,m,100,4,104,API log\n"
+            "1,m,80,4,84,API log\n",
+        ),
+    ],
+)
+def test_every_form_of_trace_that_a_replay_reads_can_be_predicted(format, name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    source = {"type": "trace", "paths": [str(tmp_path / name)], "format": format}
+    timed = predict(fixed(traffic={"source": source, "load": {"type": "trace_timestamps"}}), tmp_path / "timed").report
+    assert (timed["completed_requests"], timed["duration_ms"]) == (2, 1016.0)
+    load = {"type": "concurrency", "concurrency": 1}
+    closed = predict(fixed(traffic={"source": source, "load": load}), tmp_path / "closed").report
+    assert (closed["completed_requests"], closed["duration_ms"]) == (2, 32.0)
+
+
+def test_a_form_of_trace_that_no_replay_reads_is_refused_with_those_that_are(tmp_path):
+    source = {"type": "trace", "paths": ["trace.jsonl"], "format": "dynamo"}
+    with pytest.raises(OnboardError, match=r"format: must be 'mooncake', 'aiperf'.*found 'dynamo'"):
+        predict(fixed(traffic={"source": source, "load": {"type": "trace_timestamps"}}), tmp_path / "output")
