@@ -81,17 +81,6 @@ class Simulation:
         records: list[dict[str, Any]] = json.loads(self.replay.to_json())["per_request"]
         return records
 
-    def to_pandas(self) -> Any:
-        """A data frame with a row for every request.
-
-        Raises
-        ------
-        ImportError: pandas is not installed.
-        """
-        import pandas  # an optional library
-
-        return pandas.DataFrame.from_records(self.records)
-
     @property
     def capacity_by_role(self) -> dict[str, dict[str, Any]]:
         """The cache of one rank of each role: blocks and their tokens, or bytes of a grouped cache."""
