@@ -21,6 +21,7 @@ _HOME = {
     "inspect_state_snapshot": "fpmsdk.perfmodel.inspection",
     "materialize_engine_launch_config": "fpmsdk.launch",
     "predict": "fpmsdk.prediction.api",
+    "recommend": "fpmsdk.recommendation.api",
     "replay_trace": "fpmsdk.replay",
 }
 
@@ -36,6 +37,7 @@ __all__ = [
     "inspect_state_snapshot",
     "materialize_engine_launch_config",
     "predict",
+    "recommend",
     "replay_trace",
 ]
 
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from fpmsdk.perfmodel.inspection import inspect_state_snapshot
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
     from fpmsdk.prediction.api import predict
+    from fpmsdk.recommendation.api import recommend
     from fpmsdk.replay import ReplayReport, Trace, replay_trace
 
 

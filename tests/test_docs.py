@@ -36,7 +36,9 @@ GUIDES = [
     "online-learning.md",
     "op-level.md",
     "predict.md",
+    "recommend.md",
     "replay.md",
+    "search-spaces.md",
     "snapshots.md",
     "scheduler.md",
     "traces.md",
@@ -46,6 +48,8 @@ GUIDES = [
     "telemetry.md",
     "onboarding.md",
     "runtime-probes.md",
+    "missing-points.md",
+    "deployment-export.md",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -38,6 +38,10 @@ def predict(
     capture_per_request: Annotated[
         bool, typer.Option("--capture-per-request", help="Keep a record for every request, also in requests.jsonl.")
     ] = False,
+    on_uncovered: Annotated[
+        Literal["stop", "collect-plan"],
+        typer.Option("--on-uncovered", help="With collect-plan: list every missing point, and how to collect them."),
+    ] = "stop",
     detail: Annotated[
         str | None,
         typer.Option("--detail", metavar="LIST", help="Add summary, memory, time, energy, source; or all."),
@@ -61,9 +65,10 @@ def predict(
     from fpmsdk.prediction.preflight import checked_config
     from fpmsdk.prediction.run import predict as run
 
+    document = read_document(config, set or (), forbidden=SEARCH_SECTIONS)
     sections = [name.strip() for name in (detail or "").split(",") if name.strip()]
     sections += ["energy"] if diagnostics else []
-    checked = checked_config(read_document(config, set or (), forbidden=SEARCH_SECTIONS))
+    checked = checked_config(document)
     try:
         result = run(
             checked, output_dir, capture_per_request=capture_per_request, overwrite=overwrite, details=sections
@@ -73,7 +78,25 @@ def predict(
         raise typer.Exit(INTERRUPTED) from None
     for line in _limits_of_the_profile(checked) if result.report is not None else ():
         typer.echo(line, err=True)
+    _plan(document.document, result, on_uncovered)
     report(result, format, detail_top_n)
+
+
+def _plan(document: dict[str, Any], result: Prediction, on_uncovered: Literal["stop", "collect-plan"]) -> None:
+    """Plan the collection of what a prediction misses; a plan of an earlier run goes in any case."""
+    from fpmsdk.prediction.run import UNCOVERED
+
+    wanted = on_uncovered == "collect-plan" and result.exit_code == UNCOVERED
+    if not wanted and not (result.output_dir / "missing-points.json").exists():
+        return
+    from fpmsdk.recommendation.collect_plan import PLAN, remove_collect_plan, write_collect_plan
+    from fpmsdk.recommendation.missing import missing_points
+
+    remove_collect_plan(result.output_dir)
+    if wanted:
+        plan = write_collect_plan(missing_points([("prediction", document)]), result.output_dir)
+        points = sum(len(campaign["missing"]) for campaign in plan["campaigns"])
+        typer.echo(f"note: {points} missing points, and how to collect them: {result.output_dir / PLAN}", err=True)
 
 
 def _limits_of_the_profile(config: PredictConfig) -> Iterator[str]:

@@ -85,8 +85,8 @@ def uncovered_text(coverage: Mapping[str, Any]) -> str:
             point = ", ".join(f"{name} {value:g}" for name, value in named if value is not None)
             return (
                 f"the measured table does not cover {gap['phase']} with {point} ({role['worker_type']} worker); "
-                "measure this point and add it with `fpmsdk table merge`, or let `fpmsdk recommend --on-uncovered "
-                "collect-plan` write the plan of all missing points"
+                "measure this point and add it with `fpmsdk table merge`, or let `--on-uncovered collect-plan` plan "
+                "how to collect all missing points"
             )
     return "the measured table does not cover the workload"
 

@@ -92,6 +92,23 @@ def memory_estimate(config: Mapping[str, Any], engine: Mapping[str, Any], memory
     )
 
 
+def check_system(config: Mapping[str, Any]) -> None:
+    """Check that some systems root describes the system of a configuration, and knows the version of its backend.
+
+    Parameters
+    ----------
+    config: canonical configuration of the timing model.
+
+    Raises
+    ------
+    UnknownSystemError: no root describes it; names the nearest.
+    UnlistedVersionError: the version is none that may be queried; names those that may.
+    SystemsPathError: a root is no directory.
+    """
+    root, _ = _system(config)
+    root.resolve_version(config["system"], config["backend"], config["backend_version"])
+
+
 def sized_launch(launch: EngineLaunchConfig, config: Mapping[str, Any]) -> EngineLaunchConfig:
     """A launch with the cache that the profile of its timing model leaves room for; unchanged without a profile.
 

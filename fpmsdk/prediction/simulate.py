@@ -81,6 +81,11 @@ class Simulation:
         records: list[dict[str, Any]] = json.loads(self.replay.to_json())["per_request"]
         return records
 
+    @property
+    def capacity_by_role(self) -> dict[str, dict[str, Any]]:
+        """The cache of one rank of each role: blocks and their tokens, or bytes of a grouped cache."""
+        return {name: capacity_of(role) for name, role in self.roles.items()}
+
     def to_pandas(self) -> Any:
         """A data frame with a row for every request.
 
@@ -91,11 +96,6 @@ class Simulation:
         import pandas  # an optional library
 
         return pandas.DataFrame.from_records(self.records)
-
-    @property
-    def capacity_by_role(self) -> dict[str, dict[str, Any]]:
-        """The cache of one rank of each role: blocks and their tokens, or bytes of a grouped cache."""
-        return {name: capacity_of(role) for name, role in self.roles.items()}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from fpmsdk.prediction.config.engine import MODEL_CONTROLS, ROLES
 from fpmsdk.prediction.config.timing import QUANTISATION_FIELDS, DefaultTiming
-from fpmsdk.prediction.config.traffic import TraceSource
 
 if TYPE_CHECKING:
     from fpmsdk.prediction.config.root import PredictConfig
@@ -22,9 +21,6 @@ def check_rules(config: PredictConfig) -> None:
     _check_roles(config)
     _check_timing(config)
     _check_profile(config)
-    source = config.traffic.source
-    if isinstance(source, TraceSource) and source.format == "mooncake-delta" and config.engine.mode != "aggregated":
-        raise ValueError("traffic.source.format mooncake-delta needs engine.mode aggregated")
     if config.engine.hardware == "auto":
         raise ValueError("engine.hardware auto is for recommend; name the system, such as h200_sxm")
 
