@@ -123,7 +123,31 @@ def sized_launch(launch: EngineLaunchConfig, config: Mapping[str, Any]) -> Engin
     return EngineLaunchConfig.from_mapping({**written, "engine": {**engine, **capacity}})
 
 
+def model_bytes_per_token(config: Mapping[str, Any]) -> int:
+    """What one token takes in the cache of one rank, in bytes, by the operators of the model.
+
+    Parameters
+    ----------
+    config: canonical configuration.
+
+    Raises
+    ------
+    InfeasibleMemoryError, UnsupportedModelError, UnknownSystemError: there is no such estimate.
+    """
+    asked = {
+        "memory_fraction_value": FRACTION_OF[config["backend"]][1],
+        "max_num_tokens": _MAX_NUM_TOKENS,
+        "cuda_graph_reserved_bytes": 0,
+    }
+    size: int = _estimate_of_model(config, asked).kv_size_per_token_bytes
+    return size
+
+
 def _blocks_of_model(config: Mapping[str, Any], asked: Mapping[str, Any], block_size: int) -> int:
+    return _at_least_one(_estimate_of_model(config, asked).num_gpu_blocks(block_size), block_size)
+
+
+def _estimate_of_model(config: Mapping[str, Any], asked: Mapping[str, Any]) -> Any:
     # The op graph loads with the first launch that needs it.
     from fpmsdk.opgraph import Deployment, build_graph, read_model_config
     from fpmsdk.opgraph.memory import FRACTION_KINDS, MemoryRequest, SystemMemory, estimate_kv_cache
@@ -134,14 +158,13 @@ def _blocks_of_model(config: Mapping[str, Any], asked: Mapping[str, Any], block_
     deployment = Deployment.from_config(
         config, backend_version=resolved.version, sm_version=hardware.sm_version, systems_path=root.path
     )
-    estimate = estimate_kv_cache(
+    return estimate_kv_cache(
         model,
         deployment,
         build_graph(model, deployment, lambda _kind, _table: ()),
         SystemMemory(_gpu_bytes(hardware, config["system"]), hardware.nccl_mem_bytes, hardware.other_mem_bytes),
         MemoryRequest(memory_fraction_kind=FRACTION_KINDS[config["backend"]], **asked),
     )
-    return _at_least_one(estimate.num_gpu_blocks(block_size), block_size)
 
 
 def _system(config: Mapping[str, Any]) -> tuple[Any, Any]:
