@@ -13,6 +13,7 @@ from typing import Any
 
 from fpmsdk.collect.executor import EXECUTE_TIMEOUT_S, READY_TIMEOUT_S, CellLaunch
 from fpmsdk.collect.fake_executor import fake_environment, fake_version
+from fpmsdk.collect.local_observers import observer_environment
 from fpmsdk.collect.local_process import OwnedProcess
 from fpmsdk.collect.shell_words import literal_exports
 from fpmsdk.collect.unit_folder import UnitFolder
@@ -52,7 +53,8 @@ class LocalExecutor:
         # The engine starts in another folder, where a package that is not installed would not be found.
         found = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
         places = os.pathsep.join(place for place in found if place)
-        return {**fake_environment(self._launch, self._unit, faults=self._faults), "PYTHONPATH": places}
+        environment = {**fake_environment(self._launch, self._unit, faults=self._faults), "PYTHONPATH": places}
+        return environment | observer_environment(self._unit, places)
 
     def apply(self) -> None:
         """Claim the process of the cell, before there is one."""
