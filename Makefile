@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test journey-fast fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner soak-planner conformance record-conformance journey-real truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-planner wheel-check clean
+.PHONY: demo test journey-fast fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner test-dask soak-planner conformance record-conformance journey-real truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-predict compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -161,6 +161,16 @@ compare-replay: $(PEERS)/replay/.ready
 	$(call install,$(PEERS)/replay)
 	$(PEERS)/replay/bin/python benchmarks/compare/replay.py $(EVIDENCE) $(if $(TRACE),--trace $(TRACE))
 
+# The commands of the peer need all that it requires (1.6 GB).
+$(PEERS)/predict/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/predict
+	$(PEERS)/predict/bin/pip install --quiet --pre $(firstword $(PEER_WHEELS))
+	touch $@
+
+compare-predict: $(PEERS)/predict/.ready
+	$(call install,$(PEERS)/predict)
+	$(PEERS)/predict/bin/python benchmarks/compare/predict.py $(EVIDENCE)
+
 compare-replay-fuzz: $(PEERS)/replay/.ready
 	$(call install,$(PEERS)/replay)
 	$(PEERS)/replay/bin/python benchmarks/compare/replay_fuzz.py $(FUZZ)
@@ -201,6 +211,17 @@ test-data: $(VENV)/.ready $(PEERS)/data/.ready
 	FPMSDK_TEST_SYSTEMS_013=$$site/aisimulate_core/systems \
 	FPMSDK_TEST_SYSTEMS_012=$$site/aiconfigurator_core/systems \
 	$(BIN)/python -m pytest tests -m peer_data
+
+# Searches on a real Dask cluster whose workers are killed, and searches that Optuna guides.
+$(PEERS)/dask/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/dask
+	$(PEERS)/dask/bin/pip install --quiet 'distributed>=2024.8' 'optuna>=4.0'
+	touch $@
+
+# The two libraries are there; everything else is what the package was built with.
+test-dask: $(VENV)/.ready $(PEERS)/dask/.ready
+	PYTHONPATH=.:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	$(PEERS)/dask/bin/python -m pytest tests/recommendation -m dask
 
 # The unmodified Dynamo Planner on fpmsdk: its own tests, then its recorded numbers. Fails where it cannot be installed.
 PLANNER_NEEDS := pytest pytest-asyncio pytest-timeout pytest-mock msgspec pydantic pyyaml numpy scikit-learn pandas aiohttp \

@@ -135,14 +135,15 @@ cdef class PrefixKeys:
 
     Two requests share the key of their k-th block exactly when their first k + 1 blocks hold the same tokens. Trace
     hash ids describe prompts in blocks of `trace_block_tokens`; keys describe them in blocks of `block_size`.
-    Generated tokens are unique to their request, and so are prompts without hash ids.
+    Generated tokens are unique to their request, unless it has more hash ids than its prompt has blocks: then these
+    describe what it generates too. Prompts without hash ids are unique as well.
 
     Parameters
     ----------
     prompt_tokens, output_tokens : int64[n]
     hash_offsets : int64[n + 1], hash_ids : int64[hash_offsets[n]]
-        Trace hash ids of request i are `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`; they cover the prompt or are
-        absent.
+        Trace hash ids of request i are `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`; they cover the prompt, or
+        more, or are absent.
     trace_block_tokens, block_size : tokens per trace block and per KV block
 
     >>> import numpy as np
@@ -162,7 +163,7 @@ cdef class PrefixKeys:
         int64_t block_size,
     ):
         cdef int64_t count = prompt_tokens.shape[0]
-        cdef int64_t request, num_keys = 0, num_own = 0
+        cdef int64_t request, num_ids, described, num_keys = 0, num_own = 0
         cdef PrefixTrie trie = PrefixTrie()
         cdef int64_t pieces
         if trace_block_tokens < 1 or block_size < 1:
@@ -181,7 +182,11 @@ cdef class PrefixKeys:
                         f"{hash_offsets[request + 1] - hash_offsets[request]} hash ids of {trace_block_tokens} tokens; "
                         "give one hash id per started block"
                     )
-                num_keys += prompt_tokens[request] // block_size
+                described = prompt_tokens[request]
+                num_ids = hash_offsets[request + 1] - hash_offsets[request]
+                if (num_ids - 1) * trace_block_tokens >= described:
+                    described = min(described + output_tokens[request], num_ids * trace_block_tokens)
+                num_keys += described // block_size
             self.first_key[request + 1] = num_keys
         self.keys = np.zeros(num_keys, np.int64)
         pieces = pieces_of(trace_block_tokens, block_size)

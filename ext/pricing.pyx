@@ -184,10 +184,11 @@ cdef class FpmTiming(TimingModel):
                 return
             price.prefill_ms = 0.0
         if shape.num_prefill > 0:
-            mean_end_tokens = shape.sum_prefill_end_tokens // shape.num_prefill
-            mean_past_tokens = shape.sum_prefill_past_tokens // shape.num_prefill
-            rank.sum_prefill_tokens = <uint32_t>(shape.num_prefill * (mean_end_tokens - mean_past_tokens))
-            rank.sum_prefill_kv_tokens = <uint32_t>(shape.num_prefill * mean_past_tokens)
+            if self.view.counts_known_tokens:  # operators are priced by the mean prompt, tables by the whole batch
+                mean_end_tokens = shape.sum_prefill_end_tokens // shape.num_prefill
+                mean_past_tokens = shape.sum_prefill_past_tokens // shape.num_prefill
+                rank.sum_prefill_tokens = <uint32_t>(shape.num_prefill * (mean_end_tokens - mean_past_tokens))
+                rank.sum_prefill_kv_tokens = <uint32_t>(shape.num_prefill * mean_past_tokens)
             rank.num_decode_requests = rank.sum_decode_kv_tokens = 0
             if not self.ask(&rank, &price.prefill_ms, price):
                 return

@@ -756,9 +756,7 @@ cdef class Replay:
     cdef double _transfer_ms(self, int64_t tokens) noexcept nogil:
         if self.transfer_bytes_per_token == 0.0 or self.transfer_bytes_per_s == 0.0:
             return modeled_duration_ms(self.handoff_ms, 0.0)
-        return modeled_duration_ms(
-            <double>tokens * self.transfer_bytes_per_token / self.transfer_bytes_per_s * 1000.0, 0.0
-        )
+        return <double>tokens * self.transfer_bytes_per_token / self.transfer_bytes_per_s * 1000.0
 
     cdef int _transferred(self, int64_t request) except -1 nogil:
         cdef int64_t worker = self.recorder.requests.worker[request] // self.workers.dp_size

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Comparison, compare, largest_difference, report
+from table_rows import MODES, SIZES, table_row
 
 try:
     from aisimulate_core.sdk import RustForwardPassPerfModel
@@ -35,14 +36,6 @@ NUM_TABLES = 5  # opened one after the other, each by a model of its own
 NUM_PROCESSES = 5  # that import a package and build one model
 CAPTURES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ORIGIN = {"system": "x100", "backend": "vllm", "backend_version": VERSION}
-MODES = {
-    "gemm_quant_mode": "bfloat16",
-    "moe_quant_mode": "bfloat16",
-    "fmha_quant_mode": "bfloat16",
-    "comm_quant_mode": "half",
-    "kv_cache_dtype": "bfloat16",
-}
-SIZES = {"tp": 1, "dp": 1, "moe_tp": 1, "moe_ep": 1}
 HARDWARE = """\
 data_dir: data/x100
 gpu: {mem_bw: 4.8e+12, mem_capacity: 151397597184, mem_bw_empirical_scaling_factor: 0.8,
@@ -55,25 +48,9 @@ misc: {nccl_mem: {1: 0}, other_mem: 0, nccl_version: '2.26.2'}
 
 def table_rows(model: str) -> list[dict[str, Any]]:
     """A table as it is measured: dense curves up to the captured sizes, doubling beyond them."""
-    fixed = {
-        **ORIGIN,
-        **MODES,
-        **SIZES,
-        "cell_id": "bench",
-        "model_path": model,
-        "weight_quantization": "bfloat16",
-        "pp": 1,
-        "cp": 1,
-        "moe_backend": "auto",
-        "attention_backend": "auto",
-        "enable_wideep": False,
-        "enable_eplb": False,
-        "partition_policy": "balanced_v1",
-    }
 
     def row(kind: str, batch: int, tokens: int, kv: int, latency_ms: float) -> dict[str, Any]:
-        at = {"batch_size": batch, "total_prefill_tokens": tokens, "total_kv_read_tokens": kv}
-        return fixed | at | {"workload_kind": kind, "latency_ms": latency_ms}
+        return table_row(model, ORIGIN, kind, batch, tokens, kv, latency_ms)
 
     lengths = sorted({*range(8, 513, 8), 513, *(2**i for i in range(10, 14))})
     contexts = (0, 16, *(2**i for i in range(10, 16)))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from fpmsdk.errors import FpmSdkError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 REJECTED_INPUT = 2
 NEGATIVE_RESULT = 1
@@ -33,6 +35,8 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **options: Any) -> None:
         try:
             command(*arguments, **options)
+        except BrokenPipeError:
+            _forget_stdout()  # whoever read it, such as `head`, has enough
         except (FpmSdkError, OSError) as fault:
             typer.echo(f"error: {fault}", err=True)
             rejected = isinstance(fault, ValueError | OSError)
@@ -41,16 +45,36 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def print_result(text: str) -> None:
+    """Print on stdout; a reader that has left does not change how the command ends."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _forget_stdout()
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter flush into nothing when it exits."""
+    with contextlib.suppress(OSError, ValueError):  # no descriptor where stdout was replaced
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def show(document: dict[str, Any], as_json: bool, *tables: Table | str) -> None:
     """Print the result on stdout: the document as JSON, or its tables and lines."""
     if as_json:
+        import msgspec
+
         typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
-    console = Console()
+    console: Any = None  # Rich loads with the first table
     for table in tables:
         if isinstance(table, str):
             typer.echo(table)
         else:
+            if console is None:
+                from rich.console import Console
+
+                console = Console()
             console.print(table)
 
 
@@ -61,6 +85,9 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[[i
     Yields a function to call with the number of steps done since its last call; without `total` the bar only
     says that the work goes on.
     """
+    from rich.console import Console
+    from rich.progress import Progress
+
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True)
     task = bar.add_task(description, total=total)

@@ -84,6 +84,7 @@ def run_campaign(
         checkpoint = Checkpoint.open(plan, folder, smoke=smoke, resume=resume)
         write_document(root / PLAN, plan.document)
         write_document(root / INPUTS, with_warm_up(deployment or {}))
+        checkpoint.save()  # before any cell, so that whatever a kill leaves can be resumed
         context = AttemptContext(
             plan=plan,
             root=root,

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fpmsdk.collect.paths import checkpoint_path
+from fpmsdk.collect.paths import INPUTS, PLAN, checkpoint_path
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.errors import CollectionError, OnboardError
 from fpmsdk.onboard.collector_command import ARTIFACT_FOLDER, CHECKPOINT_FOLDER, DATA_FOLDER
@@ -72,7 +72,9 @@ def published_label(checkpoint_dir: Path) -> str | None:
 
 def _is_occupied(folder: Path, *, smoke: bool) -> bool:
     artifacts = (folder / ARTIFACT_FOLDER).glob(f"*/{_SMOKE_FOLDER}/*" if smoke else "*/*")
-    if any(smoke or path.name != _SMOKE_FOLDER for path in artifacts):
+    # What a campaign writes before its checkpoint, and locks and drafts, is not yet a campaign.
+    outputs = {path.name for path in artifacts if not path.name.startswith(".")} - {PLAN, INPUTS}
+    if outputs - ({_SMOKE_FOLDER} if not smoke else set()):
         return True
     if any((folder / CHECKPOINT_FOLDER).rglob(checkpoint_path(Path(), smoke=smoke).name)):
         return True

@@ -96,7 +96,7 @@ def _require_readiness(selected: Selected, call: CollectionCall, checkpoint: Pat
     if call.smoke:
         return False
     recovers = call.resume and resumes_without_workers(plan, checkpoint_path(checkpoint, smoke=False))
-    before = assess_readiness(selected.request, selected.folder, checkpoint, expected_plan=plan)
+    before = assess_readiness(selected.request, selected.folder, checkpoint, expected_plan=plan, resume=call.resume)
     if not before["ready_for_full_collection"] and not recovers:
         reasons = "; ".join(map(str, before["blockers"])) or before["status"]
         raise CollectionError(

@@ -39,6 +39,7 @@ def assess_readiness(
     checkpoint_dir: Path,
     *,
     expected_plan: CollectionPlan | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """The readiness report of a plan folder.
 
@@ -49,6 +50,8 @@ def assess_readiness(
     root: the plan folder, with `fpm-artifacts`.
     checkpoint_dir: where the collector keeps `fpm_forward.json` and `fpm_forward_smoke.json`.
     expected_plan: the plan that the evidence must be of; None accepts any that the request describes.
+    resume: whether an unfinished formal campaign may go on: an attempt that never ended leaves its cell to the smoke
+        run, and a cell that has ended blocks no other, for it is not started again.
     """
     needs_memory = probe_manifest(request) is not None
     campaigns: list[dict[str, Any]] = []
@@ -62,16 +65,20 @@ def assess_readiness(
         report: dict[str, Any] = {"kind": kind, "cells": [], "errors": []}
         campaigns.append(report)
         try:
-            _read_campaign(request, root, path, is_smoke, expected_plan, report, selected)
+            _read_campaign(request, root, path, is_smoke, expected_plan, resume, report, selected)
         except _UNUSABLE as fault:
             report["errors"].append(str(fault))
             blockers.append(f"{kind}: {fault}")
     blockers += _selection_blockers(request, selected, expected_plan)
+    judged = [cell for cell in selected.values() if not (resume and cell["campaign"] == "formal" and _has_ended(cell))]
+    for cell in judged:
+        name = f"{cell['cell']['workload_kind']} {cell['cell']['cell_id']}"
+        blockers += [f"{name}: {blocker}" for blocker in cell["blockers"]]
     compatibility = None
     if needs_memory:
         compatibility, unmet = selected_memory(request, campaigns, list(selected.values()))
         blockers += unmet
-    ready = bool(selected) and not blockers and all(cell["status"] == "ready" for cell in selected.values())
+    ready = bool(selected) and not blockers and all(cell["status"] == "ready" for cell in judged)
     return {
         "status": "ready" if ready else "blocked" if campaigns else "incomplete",
         "ready_for_full_collection": ready,
@@ -146,6 +153,7 @@ def _read_campaign(
     path: Path,
     is_smoke: bool,
     expected_plan: CollectionPlan | None,
+    resume: bool,
     report: dict[str, Any],
     selected: dict[str, dict[str, Any]],
 ) -> None:
@@ -172,7 +180,8 @@ def _read_campaign(
         entry = checkpoint["cells"].get(cell.cell_id)
         found = cell_report(plan, cell, campaign, entry)
         report["cells"].append(found)
-        if cell.cell_id not in selected or cell.cell_id in checkpoint["cells"]:
+        stands = cell.cell_id in checkpoint["cells"] and (is_smoke or not resume or _has_ended(found))
+        if cell.cell_id not in selected or stands:
             selected[cell.cell_id] = {"campaign": report["kind"], "plan_sha256": plan.sha256, **found}
 
 
@@ -227,7 +236,8 @@ def _selection_blockers(
             "every phase of the serving role must have evidence: expected "
             f"{' and '.join(request.collection_phases)}, missing {' and '.join(missing) or 'none'}"
         )
-    for cell in selected.values():
-        name = f"{cell['cell']['workload_kind']} {cell['cell']['cell_id']}"
-        blockers += [f"{name}: {blocker}" for blocker in cell["blockers"]]
     return blockers
+
+
+def _has_ended(cell: Mapping[str, Any]) -> bool:
+    return cell["checkpoint_status"] in _ENDED

@@ -22,7 +22,7 @@ from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.policy import ServingPolicy
 from fpmsdk.onboard.serving_play import read_play, timing_subset
 from fpmsdk.onboard.serving_recipe import BENCHMARK, EXECUTION_FIELDS, SCHEMA, serving_scope
-from fpmsdk.prediction.config import PredictConfig, read_config
+from fpmsdk.prediction.config import DefaultTiming, PredictConfig, read_config
 
 _TOKENIZER_SUFFIXES = frozenset((".json", ".model", ".txt", ".tiktoken", ".jinja", ".jinja2", ".vocab", ".bpe"))
 _WORKER_CLASS = "fpm_memory_worker.FpmExecutionWorker"
@@ -148,7 +148,7 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _execution_issues(config: PredictConfig, expected: Mapping[str, Any]) -> list[str]:
-    engine, worker = config.engine, config.engine.workers.aggregated
+    engine, worker = config.engine, config.roles["aggregated"]
     predicted = {
         "model": engine.model,
         "model_revision": (engine.fpm_profile or {}).get("model_revision"),
@@ -156,8 +156,8 @@ def _execution_issues(config: PredictConfig, expected: Mapping[str, Any]) -> lis
         "backend_version": engine.backend_version,
         "hardware": engine.hardware,
         "context_length": engine.context_length,
-        "parallelism": worker.parallelism.model_dump(),
-        "scheduler": worker.scheduler.model_dump(exclude_none=True),
+        "parallelism": worker.parallelism.model_dump(exclude_none=True),
+        "scheduler": worker.scheduler.model_dump(include={"max_batched_tokens", "max_sequences"}, exclude_none=True),
         "gpu_memory_utilization": worker.kv_cache.capacity.memory_fraction,
     }
     differing = [name for name, value in predicted.items() if value is not None and expected.get(name) != value]
@@ -167,7 +167,9 @@ def _execution_issues(config: PredictConfig, expected: Mapping[str, Any]) -> lis
 
 
 def _timing_files(config: PredictConfig) -> Iterator[Path]:
-    paths = config.engine.workers.aggregated.timing.systems_paths or config.engine.systems_paths or []
+    timing = config.roles["aggregated"].timing
+    own = timing.systems_paths if isinstance(timing, DefaultTiming) else None
+    paths = own or config.engine.systems_paths or []
     for root in paths if isinstance(paths, list) else []:
         yield from (path for path in Path(root).rglob("fpm_forward_perf.*") if path.is_file())
 

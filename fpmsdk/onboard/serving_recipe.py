@@ -13,7 +13,7 @@ from typing import Any
 from fpmsdk.documents.canonical import read_document
 from fpmsdk.documents.evidence import file_evidence, verify_evidence
 from fpmsdk.errors import EvidenceError, OnboardError
-from fpmsdk.prediction.config import PredictConfig, TimestampsLoad, TraceSource
+from fpmsdk.prediction.config import DefaultTiming, PredictConfig, TimestampsLoad, TraceSource
 
 SCHEMA = "aisimulate-serving-validation/v1"
 BENCHMARK = {
@@ -57,8 +57,8 @@ def serving_scope(config: PredictConfig, trace: Path) -> dict[str, Any]:
     OnboardError: it is no cold replay of this file in one lane on one worker priced strictly by direct lookups.
     """
     source, load = config.traffic.source, config.traffic.load
-    worker = config.engine.workers.aggregated
-    timing = worker.timing
+    worker = config.roles["aggregated"]
+    timing = worker.timing if isinstance(worker.timing, DefaultTiming) else DefaultTiming()
     mode = timing.estimation_mode or config.engine.estimation_mode
     policy = timing.fallback_policy or config.engine.fallback_policy or "deny"
     estimators = timing.estimator_config if timing.estimator_config is not None else config.engine.estimator_config

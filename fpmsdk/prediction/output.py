@@ -6,12 +6,27 @@ Source: predict-recommend.md section 9.4.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from fpmsdk.errors import OnboardError
 
 REPORT, REQUESTS, COVERAGE = "prediction.json", "requests.jsonl", "fpm-coverage.json"
-KNOWN_FILES = (REPORT, COVERAGE, REQUESTS)
+EVENTS, RESOURCES, PLAN = "execution-events.jsonl", "resource-runtime.json", "resource-plan.json"
+# What predict and recommend write; an output directory is cleared of these alone.
+KNOWN_FILES = (
+    REPORT,
+    COVERAGE,
+    REQUESTS,
+    EVENTS,
+    RESOURCES,
+    PLAN,
+    "recommendation.json",
+    "recommendation.csv",
+    "recommendation.parquet",
+    "candidates.jsonl",
+)
+_RECOMMENDATIONS, _CONFIGURATION = "recommendations", re.compile(r"[0-9]{4}\.yaml")
 
 
 def prepare_output(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
@@ -40,4 +55,9 @@ def prepare_output(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     for name in KNOWN_FILES:
         (path / name).unlink(missing_ok=True)  # a link is removed, never followed
+    written = path / _RECOMMENDATIONS
+    if written.is_dir() and not written.is_symlink():
+        for file in written.iterdir():
+            if _CONFIGURATION.fullmatch(file.name):
+                file.unlink()
     return path

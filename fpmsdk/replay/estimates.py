@@ -110,7 +110,7 @@ def _shapes(passes: Mapping[str, Any], pool: str | None) -> list[tuple[_Shape, i
 def _queries(
     shape: _Shape, capacity_tokens: int | None, counts_known_tokens: bool
 ) -> list[tuple[str, tuple[int, ...]]]:
-    # What the model was asked of one pass; parts on their own by whole mean lengths.
+    # What the model was asked of one pass; parts on their own, of operators by whole mean lengths.
     kv_tokens = shape.decode_tokens
     if not counts_known_tokens:
         kv_tokens -= shape.num_decode
@@ -120,8 +120,10 @@ def _queries(
         return [(MIXED, (prefill, shape.prefill_end_tokens - past, past, shape.num_decode, kv_tokens))]
     queries: list[tuple[str, tuple[int, ...]]] = []
     if prefill:
-        end, begin = shape.prefill_end_tokens // prefill, past // prefill
-        queries.append((PREFILL, (prefill, prefill * (end - begin), prefill * begin, 0, 0)))
+        end = shape.prefill_end_tokens
+        if counts_known_tokens:
+            end, past = end // prefill * prefill, past // prefill * prefill
+        queries.append((PREFILL, (prefill, end - past, past, 0, 0)))
     if shape.num_decode:
         queries.append((DECODE, (0, 0, 0, shape.num_decode, kv_tokens)))
     return queries

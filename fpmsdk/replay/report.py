@@ -130,6 +130,7 @@ class ReplayReport:
         sample_interval_ms: float | None = None,
         dp_sizes: Mapping[str, int] | None = None,
         partial: bool = False,
+        allow_empty: bool = False,
     ) -> None:
         self.fpm_query_coverage = fpm_query_coverage
         self.partial = partial
@@ -145,7 +146,7 @@ class ReplayReport:
         self._completed = requests["status"] == "completed"
         totals = Totals()
         totals.add(self.request_columns, self.latencies, sla)
-        if not totals.completed:
+        if not (totals.completed or allow_empty):
             raise EmptyResultError(totals.why_empty(first_rejected(self.request_columns)))
         self.summary: dict[str, Any] = {
             **totals.volume(wall_time_ms),

@@ -87,6 +87,7 @@ def replay_trace(
     exact_itl: bool = False,
     record_passes: bool = True,
     sample_interval_ms: float | None = None,
+    allow_empty: bool = False,
 ) -> ReplayReport:
     """Serve a trace with simulated vLLM workers and return the report.
 
@@ -121,6 +122,7 @@ def replay_trace(
     exact_itl: percentiles of the stream of token gaps exactly, not those of a sketch that is good to 0.1 %.
     record_passes: keep a row per pass.
     sample_interval_ms: sample the state of every rank at its multiples, for `ReplayReport.series`; None for no samples.
+    allow_empty: return a report also when no request completed; its distributions then have no samples.
 
     Raises
     ------
@@ -130,7 +132,7 @@ def replay_trace(
     ReplayError: one forward needs more than a whole grouped KV cache; names the request and what to do.
     RequestNeverFitsError: nothing can happen any more while a request waits; names it.
     TimingError: the timing model is not ready or answered with an unusable latency.
-    EmptyResultError: no request completed.
+    EmptyResultError: no request completed, and `allow_empty` is not set.
     ReplayInterrupted: Ctrl-C; its `report` has what was simulated so far.
 
     Source: engine-and-replay.md sections 4 to 6.
@@ -224,6 +226,7 @@ def replay_trace(
         | {"warm_prefix_cache": warm_prefix_cache},
         sla=system.sla,
         exact_itl=exact_itl,
+        allow_empty=allow_empty,
         fpm_query_coverage=replay_coverage(roles, completed=True)
         if (roles := coverage_roles(*system.timings))
         else None,

@@ -51,7 +51,7 @@ class Totals:
             self.good_output_tokens += int(columns["output_tokens"][good].sum())
 
     def volume(self, wall_time_ms: float) -> dict[str, Any]:
-        """Counts, throughputs and shares of a summary; some request has completed."""
+        """Counts, throughputs and shares of a summary."""
         seconds = self._seconds
         wall_seconds = max(wall_time_ms, 1e-6) / 1e3
         tokens = self.input_tokens + self.output_tokens
@@ -71,8 +71,8 @@ class Totals:
             "processed_tokens": tokens,
             "processed_tokens_per_s": tokens / wall_seconds,
             "processed_output_tokens_per_s": self.output_tokens / wall_seconds,
-            "prefix_cache_reused_ratio": self.reused_tokens / self.input_tokens,
-            "first_admission_prefix_cache_reused_ratio": self.first_reused_tokens / self.input_tokens,
+            "prefix_cache_reused_ratio": self.reused_tokens / max(self.input_tokens, 1),
+            "first_admission_prefix_cache_reused_ratio": self.first_reused_tokens / max(self.input_tokens, 1),
         }
 
     def goodput(self) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Trace:
     dp_rank, prefill_dp_rank: int64[n], the attention-DP rank that must serve the request, -1 for any; the second
         on prefill workers.
     hash_offsets: int64[n + 1]; row i owns `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`. A row without
-        blocks shares its prompt with no other; any other row has just enough to cover its prompt.
+        blocks shares its prompt with no other; any other row has just enough to cover its prompt, or more: then they
+        are the identities of what it generates too, which the prompt of a later turn repeats.
     hash_ids: int64, dense from 0 in order of first appearance in the source.
     block_tokens: prompt tokens that one hash id stands for.
     awaits_offsets: int64[n + 1]; row i owns `awaits[awaits_offsets[i]:awaits_offsets[i + 1]]`.

@@ -79,7 +79,7 @@ class ServingRun:
             "backend_version": engine.backend_version,
             "image_digest": "registry/image@sha256:1",
             "hardware": engine.hardware,
-            "parallelism": engine.workers.aggregated.parallelism.model_dump(),
+            "parallelism": engine.workers.aggregated.parallelism.model_dump(exclude_none=True),
             "precision": {"gemm": "bfloat16"},
             "attention_groups": self.worker["attention_groups"],
             "graph_config": self.worker["graph_config"],

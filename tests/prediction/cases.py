@@ -12,12 +12,23 @@ from tests.perfmodel.deployments import checkpoint
 VERSION = "7.7.7-pr"
 PREFILL_TOKENS = (8, 64, 256, 512, 1024)
 PREFILL_KV = (0, 32, 64, 128, 256, 512, 2048, 8192)
+QWEN3_8B = {
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+}
 DECODE_KV = (256, 1024, 4096, 16384)
 
 
 def peer_systems(place):
     """A systems root with the table, and the checkpoint beside it, as the texts that `$ROOT` and `$CKPT` stand for."""
-    model = checkpoint(place / "checkpoint", "Qwen3ForCausalLM")
+    model = checkpoint(place / "checkpoint", "Qwen3ForCausalLM", **QWEN3_8B)
     root = place / "systems"
     data = root / "data/h200_sxm/vllm" / VERSION
     rows = [point for tp, scale in ((1, 1.0), (2, 0.6)) for point in _rows(str(model), tp, scale)]

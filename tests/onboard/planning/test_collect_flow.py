@@ -268,33 +268,61 @@ def test_ctrl_c_exits_with_130_and_is_resumed(plan, collect, folder, monkeypatch
     assert collect(path, "--execute", "--smoke", "--resume")["status"] == "ready"
 
 
-def test_a_collection_that_was_killed_keeps_what_it_has_and_is_resumed(plan, collect, folder):
+KILLED = """
+import os, signal
+from fpmsdk.collect import campaign
+from fpmsdk.collect.fake_executor import FakeExecutor
+
+owner = {"campaign": campaign, "executor": FakeExecutor}[OWNER]
+step, count = getattr(owner, NAME), iter(range(99))
+
+def killed(*arguments, **options):
+    if next(count) == BEFORE:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*arguments, **options)
+
+setattr(owner, NAME, killed)
+from fpmsdk.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "before", "num_passed"),
+    [
+        ("campaign", "campaign_lock", 0, None),
+        ("campaign", "write_document", 0, None),
+        ("campaign", "write_document", 1, None),
+        ("executor", "execute", 0, 0),
+        ("campaign", "run_attempt", 1, 1),
+        ("executor", "execute", 1, 1),
+        ("campaign", "publish", 0, 2),
+    ],
+)
+def test_a_collection_that_was_killed_keeps_what_it_has_and_goes_on(
+    plan, collect, folder, owner, name, before, num_passed
+):
     path = plan()
     collect(path, *FAKE, "--execute", "--smoke")
-    # The process dies between the cells: the first has passed, the second has not begun.
-    script = (
-        "import os, signal, sys\n"
-        "from fpmsdk.collect import campaign\n"
-        "attempt, count = campaign.run_attempt, iter(range(9))\n"
-        "def killed(*arguments, **options):\n"
-        "    if next(count) == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return attempt(*arguments, **options)\n"
-        "campaign.run_attempt = killed\n"
-        "from fpmsdk.cli import main\n"
-        "main()\n"
-    )
+    script = f"OWNER, NAME, BEFORE = {owner!r}, {name!r}, {before}\n{KILLED}"
     words = ["onboard", "collect-fpm", "-c", path, "--output-dir", str(folder), "--execute"]
     environment = os.environ | {"PYTHONPATH": str(Path(fpmsdk.__file__).parents[1])}
     ended = subprocess.run([sys.executable, "-c", script, *words], env=environment, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL
     checkpoint = folder / "runtime-resolved" / "fpm-checkpoint" / "fpm_forward.json"
-    first = {name: cell["attempt_id"] for name, cell in json.loads(checkpoint.read_text())["cells"].items()}
-    assert len(first) == 1
-    assert "pass --resume" in rejection_of(*words)
-    assert "execution_error" not in collect(path, "--execute", "--resume")
+    first = {}
+    if num_passed is None:
+        assert not checkpoint.exists()
+        assert "execution_error" not in collect(path, "--execute")
+    else:
+        entries = json.loads(checkpoint.read_text())["cells"].items()
+        first = {cell: entry["attempt_id"] for cell, entry in entries if entry["status"] == "passed"}
+        assert len(first) == num_passed
+        assert "pass --resume" in rejection_of(*words)
+        assert "execution_error" not in collect(path, "--execute", "--resume")
     cells = json.loads(checkpoint.read_text())["cells"]
     assert {cell["status"] for cell in cells.values()} == {"passed"} and len(cells) == 2
-    # The attempt that had passed was not run again.
+    # An attempt that had passed was not run again.
     assert first.items() <= {name: cell["attempt_id"] for name, cell in cells.items()}.items()
 
 

@@ -230,7 +230,7 @@ def assessed(monkeypatch):
     def script(*reports):
         said = list(reports)
 
-        def assess(request, root, checkpoint, *, expected_plan):
+        def assess(request, root, checkpoint, *, expected_plan, resume=False):
             return dict(said.pop(0) if len(said) > 1 else said[0])
 
         monkeypatch.setattr(collect_execute, "assess_readiness", assess)

@@ -145,7 +145,10 @@ def put(folder, path, text=CHECKPOINT):
     ("path", "occupies"),
     [
         ("fpm-artifacts/0123/smoke/cells/x", {True}),
-        ("fpm-artifacts/0123/collection-plan.json", {False}),
+        ("fpm-artifacts/0123/cells/x", {False}),
+        ("fpm-artifacts/0123/collection-plan.json", set()),
+        ("fpm-artifacts/0123/smoke/generator-overrides.json", set()),
+        ("fpm-artifacts/0123/.campaign.lock", set()),
         ("fpm-checkpoint/fpm_forward_smoke.json", {True}),
         ("fpm-checkpoint/deeper/fpm_forward.json", {False}),
         ("systems/data/h200_sxm/vllm/table", {False}),
@@ -174,7 +177,7 @@ def test_smoke_and_formal_outputs_are_independent(folder, path, occupies):
     ],
 )
 def test_a_resumption_needs_a_readable_checkpoint(folder, text, reason):
-    put(folder, "fpm-artifacts/0123/collection-plan.json")
+    put(folder, "fpm-artifacts/0123/cells/x")
     if text is not None:
         put(folder, "fpm-checkpoint/fpm_forward.json", text)
     with pytest.raises(OnboardError, match=reason):
