@@ -13,6 +13,7 @@ from fpmsdk.recommendation.config import RecommendConfig
 from fpmsdk.recommendation.executors.processes import ProcessWorkers
 from fpmsdk.recommendation.space import build_branches
 from tests.onboard.finished import CONFIG
+from tests.perfdb.synthetic import Systems
 from tests.recommendation.measured import SYSTEM, VERSION, profile
 
 
@@ -24,7 +25,9 @@ def space(place, *roles):
     (deployment,) = measured["deployments"]
     measured["deployments"] = [deployment | {"worker_type": role} for role in roles]
     timing = {"estimation_mode": "fpm_interpolation", "estimator_config": {"fpm_interpolation": {"method": "direct"}}}
+    Systems(place / "systems").hardware(SYSTEM)
     engine = {"model": measured["model"], "hardware": SYSTEM, "backend": "vllm", "backend_version": VERSION, **timing}
+    engine["systems_paths"] = [str(place / "systems")]
     cache = {"kv_cache": {"capacity": {"type": "fixed", "blocks": 64}}}
     workers = dict.fromkeys(("aggregated", "prefill", "decode"), cache)
     mode = {"choices": ["aggregated", "disaggregated"]}
