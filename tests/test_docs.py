@@ -35,7 +35,10 @@ GUIDES = [
     "learned.md",
     "online-learning.md",
     "op-level.md",
+    "predict.md",
+    "recommend.md",
     "replay.md",
+    "search-spaces.md",
     "snapshots.md",
     "scheduler.md",
     "traces.md",
@@ -45,6 +48,8 @@ GUIDES = [
     "telemetry.md",
     "onboarding.md",
     "runtime-probes.md",
+    "missing-points.md",
+    "deployment-export.md",
 ]
 
 

@@ -84,17 +84,31 @@ cdef class CurveSet:
     cdef tuple memory
 
 
+# What a lookup of a pass is counted as.
+cdef enum Counted:
+    COUNTED_PREFILL = 0
+    COUNTED_DECODE
+    COUNTED_BASELINE
+
+
+cdef class AnswerCounts:
+    cdef int64_t counts[6]
+
+    cdef void add(self, Counted lookup, int resolution) noexcept nogil
+
+
 cdef class WholeForwardEngine(NativeEngine):
     cdef readonly CurveSet prefill_curves
     cdef readonly CurveSet decode_curves
     cdef readonly object describe_miss
     cdef readonly object coverage
+    cdef AnswerCounts answers
     cdef double* rungs
     cdef int64_t num_rungs
 
     cdef list missed(self, const FpmRank* rank)
     cdef object last_query(self, const FpmRank* rank, RankParts* parts)
-    cdef record(self, const FpmRank* ranks, Py_ssize_t num_ranks)
+    cdef record_refused(self, const FpmRank* rank)
     cdef list lookups(self, const FpmRank* rank, RankParts* parts)
     cdef tuple parts_of(self, const FpmRank* rank)
     cdef object told(self, bint is_decode, const Lookup* found)

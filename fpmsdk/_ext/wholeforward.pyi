@@ -29,6 +29,9 @@ class CurveSet:
         second_knees: tuple[tuple[int, ...], bool] = ...,
     ) -> None: ...
 
+class AnswerCounts:
+    def read(self) -> dict[str, dict[str, int]]: ...
+
 class WholeForwardEngine(NativeEngine):
     coverage: Any
     def evidence_of(

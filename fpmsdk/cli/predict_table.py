@@ -29,17 +29,18 @@ _TOTALS = {
 }
 _COORDINATES = ("batch_size", "total_prefill_tokens", "total_kv_read_tokens")
 # The report has these beside its summary.
-_NO_SUMMARY = ("per_request", "options")
+_NO_SUMMARY = ("per_request", "options", "details")
 
 
 def summary_json(report: Mapping[str, Any]) -> str:
-    """The summary in one line, keys sorted; records of requests and options of the replay stay in the file.
+    """The summary in one line, keys sorted, beside the details where there are some; the rest stays in the file.
 
     >>> summary_json({"duration_ms": 2.0, "completed_requests": 1, "per_request": []})
     '{"completed_requests":1,"duration_ms":2.0}'
     """
     summary = {name: value for name, value in report.items() if name not in _NO_SUMMARY}
-    return json.dumps(summary, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    document = {"summary": summary, "details": report["details"]} if "details" in report else summary
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def summary_table(report: Mapping[str, Any], path: Path) -> str:
@@ -54,8 +55,8 @@ def summary_table(report: Mapping[str, Any], path: Path) -> str:
     lines = [f"{report['completed_requests']:,} of {report['num_requests']:,} requests completed"]
     if "prediction_diagnostic" in report:
         lines.append(report["prediction_diagnostic"])
-    lines += _aligned(_distributions(report))
-    lines += _aligned([[label, _figure(name, report[name])] for name, label in _TOTALS.items() if _has(report, name)])
+    lines += aligned(_distributions(report))
+    lines += aligned([[label, _figure(name, report[name])] for name, label in _TOTALS.items() if _has(report, name)])
     for role, record in report["prediction_provenance"].items():
         version = f", data version {record['data_version']}" if record["data_version"] else ""
         lines.append(f"{role}: passes priced by {record['estimator']}{version}")
@@ -84,8 +85,8 @@ def uncovered_text(coverage: Mapping[str, Any]) -> str:
             point = ", ".join(f"{name} {value:g}" for name, value in named if value is not None)
             return (
                 f"the measured table does not cover {gap['phase']} with {point} ({role['worker_type']} worker); "
-                "measure this point and add it with `fpmsdk table merge`, or let `fpmsdk recommend --on-uncovered "
-                "collect-plan` write the plan of all missing points"
+                "measure this point and add it with `fpmsdk table merge`, or let `--on-uncovered collect-plan` plan "
+                "how to collect all missing points"
             )
     return "the measured table does not cover the workload"
 
@@ -107,8 +108,12 @@ def _figure(name: str, value: float) -> str:
     return number(value, 6 if name == "gpu_hours" else 4 if name.endswith("_ratio") else 2)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with the first column to the left, figures to the right."""
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table with the first column to the left, the others to the right.
+
+    >>> list(aligned([["a", "1"], ["bc", "10"]]))
+    ['a    1', 'bc  10']
+    """
     if rows:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for label, *cells in rows:

@@ -6,12 +6,14 @@ Source: collector.md section 4.3.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from fpmsdk.documents.canonical import read_document, write_document
 from fpmsdk.errors import CollectionError, OnboardError
 
 TOKEN = "FPMSDK_LOCAL_TOKEN"
+TIMED_OUT = 124
 _POLL_S = 0.05
+_WATCHDOG = (sys.executable, "-m", "fpmsdk.collect.local_watchdog")
 
 
 class OwnedProcess:
@@ -27,7 +31,7 @@ class OwnedProcess:
 
     Parameters
     ----------
-    record: `{pid, pgid, start_time, token}`; pid is null until the process runs.
+    record: `{pid, pgid, start_time, token}`; pid is null until the process runs. The processes work below its folder.
     grace_s: seconds between asking the group to end and ending it.
     """
 
@@ -35,6 +39,7 @@ class OwnedProcess:
         self._record = record
         self._grace_s = grace_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: _Watchdog | None = None
 
     def claim(self) -> None:
         """Write a token of our own. A process that carries it is ours, whatever happens to its number."""
@@ -49,42 +54,69 @@ class OwnedProcess:
         folder: Path,
         logs: tuple[Path, Path],
         timeout_s: float,
+        *,
+        is_finished: Callable[[], bool] = lambda: False,
+        poll_s: float = 2.0,
     ) -> int:
-        """Run a command in a process group of its own, and wait.
+        """Run a command in a process group of its own until it ends or has done what it is for.
+
+        Should this process be killed meanwhile, a small watchdog ends the group.
+
+        Parameters
+        ----------
+        command, environment, folder: what is run, with which variables, where.
+        logs: files of its standard output and standard error.
+        timeout_s: seconds that it has.
+        is_finished: asked every `poll_s` seconds; a group that has done its work, and would serve on, is ended.
 
         Returns
         -------
-        Its exit code; 124 when it was ended after `timeout_s`.
+        Its exit code, 0 when it was ended because it is finished; 124 when it was ended after `timeout_s`.
 
         Raises
         ------
-        CollectionError: it cannot be started.
+        CollectionError: it cannot be started, or its logs cannot be written. Whatever `is_finished` raises, with the
+            group still running.
         """
-        token = read_document(self._record)["token"]
-        with logs[0].open("wb") as out, logs[1].open("wb") as err:
-            try:
+        known = read_document(self._record)
+        try:
+            with logs[0].open("wb") as out, logs[1].open("wb") as err:
+                self._watchdog = _Watchdog(self._record)
+                self._watchdog.tell(known)
                 self._process = subprocess.Popen(
                     list(command),
-                    env={**environment, TOKEN: token},
+                    env={**environment, TOKEN: known["token"]},
                     cwd=folder,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
                 )
-            except OSError as fault:
-                raise CollectionError(f"{command[0]}: cannot be started: {fault.strerror}") from fault
-            pid = self._process.pid
-            known = {"pid": pid, "pgid": pid, "start_time": _start_time(pid), "token": token}
-            write_document(self._record, known)
+                pid = self._process.pid
+                known = {**known, "pid": pid, "pgid": pid, "start_time": _start_time(pid)}
+                self._watchdog.tell(known)
+                write_document(self._record, known)
+                return self._wait(timeout_s, is_finished, poll_s)
+        except OSError as fault:
+            where = fault.filename or command[0]
+            raise CollectionError(f"{where}: {command[0]} cannot be started: {fault.strerror}") from fault
+
+    def _wait(self, timeout_s: float, is_finished: Callable[[], bool], poll_s: float) -> int:
+        assert self._process is not None
+        deadline = time.monotonic() + timeout_s
+        while True:
             try:
-                return self._process.wait(timeout_s)
+                return self._process.wait(max(0.0, min(poll_s, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
-                self.end()
-                return 124
+                if is_finished():
+                    self.end()
+                    return 0
+                if time.monotonic() >= deadline:
+                    self.end()
+                    return TIMED_OUT
 
     def end(self) -> None:
-        """End every process that carries the token of the record, and remove the record.
+        """End every process of the record, and remove the record.
 
         Raises
         ------
@@ -92,40 +124,90 @@ class OwnedProcess:
         """
         if not self._record.exists():
             return
-        known = read_document(self._record)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + self._grace_s
-            for pid in _carriers(known):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            while _carriers(known) and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
-            if not _carriers(known):
-                if self._process is not None:
-                    self._process.wait()
-                self._record.unlink()
-                return
-        raise CollectionError(f"{self._record}: processes {_carriers(known)} do not end; end them by hand, then resume")
+        end_group(read_document(self._record), self._record, grace_s=self._grace_s)
+        if self._process is not None:
+            self._process.wait()
+        if self._watchdog is not None:
+            self._watchdog.dismiss()
+            self._watchdog = None
 
 
-def _carriers(known: Mapping[str, Any]) -> list[int]:
-    # By their environment and not by number alone: numbers are given to others once a process has ended.
+def end_group(known: Mapping[str, Any], record: Path, *, grace_s: float) -> None:
+    """End the processes of a record: ask, wait, end. Then remove the record, unless it is of another start by now.
+
+    Raises
+    ------
+    CollectionError: some are left; the record stays.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + grace_s
+        for pid in _members(known, record):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while _members(known, record) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if not _members(known, record):
+            with contextlib.suppress(FileNotFoundError):
+                if read_document(record)["token"] == known["token"]:
+                    record.unlink()
+            return
+    raise CollectionError(f"{record}: processes {_members(known, record)} do not end; end them by hand, then resume")
+
+
+class _Watchdog:
+    """A process that ends the group once this one is gone: a pipe to it closes, however this process ends."""
+
+    def __init__(self, record: Path) -> None:
+        package = str(Path(__file__).parents[2])
+        places = os.pathsep.join(place for place in (package, os.environ.get("PYTHONPATH", "")) if place)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fpmsdk.collect.local_watchdog", str(record)],
+            env={**os.environ, "PYTHONPATH": places},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def tell(self, known: Mapping[str, Any] | None) -> None:
+        """What is known of the group; None once nothing is left of it."""
+        assert self._process.stdin is not None
+        # A watchdog that somebody ended is missed only if this process is killed as well.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{json.dumps(known)}\n".encode())
+            self._process.stdin.flush()
+
+    def dismiss(self) -> None:
+        """Nothing is left to watch."""
+        self.tell(None)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def _members(known: Mapping[str, Any], record: Path) -> list[int]:
+    # By their environment and not by number alone: numbers are given to others once a process has ended. An engine
+    # that sets its title writes over its environment; it is known by its session together with the folder it works in.
     sought = f"{TOKEN}={known['token']}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if sought in (entry / "environ").read_bytes().split(b"\0") and not _is_dead(int(entry.name)):
+            stat = _stat(int(entry.name))
+            is_of_session = known["pgid"] is not None and stat[3] == str(known["pgid"])
+            is_ours = sought in (entry / "environ").read_bytes().split(b"\0") or (
+                is_of_session
+                and Path(os.readlink(entry / "cwd").removesuffix(" (deleted)")).is_relative_to(record.parent)
+            )
+            if is_ours and stat[0] not in ("Z", "X"):
                 found.append(int(entry.name))
     pid = known["pid"]
     if pid in found and known["start_time"] not in (None, _start_time(pid)):
         found.remove(pid)
     return found
-
-
-def _is_dead(pid: int) -> bool:
-    return _stat(pid)[0] in ("Z", "X")
 
 
 def _start_time(pid: int) -> str | None:

@@ -28,19 +28,24 @@ class Provenance(NamedTuple):
     attempt_id: str
 
 
-def provenance_document(*, cell_id: str, plan_sha256: str, attempt_id: str, backend_version: str) -> dict[str, Any]:
-    """What is written into a unit before the engine starts.
+def provenance_document(
+    *, cell_id: str, plan_sha256: str, attempt_id: str, backend_version: str, dynamo_version: str | None = None
+) -> dict[str, Any]:
+    """What is written into a unit before the engine starts; the version of Dynamo only where it is known.
 
     >>> provenance_document(cell_id="fpm-1", plan_sha256="a" * 64, attempt_id="b", backend_version="0.27.0")["runtime"]
     {'backend': 'vllm', 'backend_version': '0.27.0'}
     """
+    runtime = {"backend": "vllm", "backend_version": backend_version}
+    if dynamo_version is not None:
+        runtime["dynamo_version"] = dynamo_version
     return {
         "schema_name": SCHEMA_NAME,
         "schema_version": SCHEMA_VERSION,
         "cell_id": cell_id,
         "plan_sha256": plan_sha256,
         "attempt_id": attempt_id,
-        "runtime": {"backend": "vllm", "backend_version": backend_version},
+        "runtime": runtime,
     }
 
 

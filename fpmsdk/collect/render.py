@@ -5,7 +5,7 @@ Source: collector.md section 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +106,25 @@ def node_layout(plan: CollectionPlan, cell: Cell) -> tuple[int, int]:
     gpus = cell.topology.gpus
     if plan.executor == "local":
         return 1, gpus
-    per_node = _gpus_per_node(plan.system)
+    per_node = gpus_per_node(plan.system)
     nodes = -(-gpus // per_node)
     if gpus % nodes:
         raise OnboardError(f"{cell.cell_id}: {gpus} GPUs do not divide over {nodes} nodes of {per_node}", "max_gpus")
     return nodes, gpus // nodes
 
 
-def _gpus_per_node(system: str) -> int:
-    for place in resolve_systems_paths():
+def gpus_per_node(system: str, systems_paths: Sequence[str] | None = None) -> int:
+    """GPUs of a node of a GPU system, 8 where no systems root describes it.
+
+    Parameters
+    ----------
+    system: its name.
+    systems_paths: roots to look in, the first that knows it counts; None for the default ones.
+
+    >>> gpus_per_node("some_board", [])
+    8
+    """
+    for place in resolve_systems_paths() if systems_paths is None else systems_paths:
         try:
             return open_root(place).spec(system).gpus_per_node
         except FpmSdkError:

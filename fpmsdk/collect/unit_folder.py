@@ -16,7 +16,7 @@ from fpmsdk.collect.launch_evidence import SCRIPT_FILE
 from fpmsdk.collect.paths import PROVENANCE, RESULTS, WORK
 from fpmsdk.collect.points import FILE_NAME, RECEIPT_NAME
 from fpmsdk.collect.provenance import provenance_document
-from fpmsdk.collect.shell_words import literal_command
+from fpmsdk.collect.shell_words import literal_command, literal_exports
 from fpmsdk.documents.canonical import write_document
 from fpmsdk.documents.evidence import file_meta, manifest
 from fpmsdk.errors import CollectionError
@@ -48,7 +48,14 @@ class UnitFolder:
                 raise CollectionError(f"{copy}: the staged copy differs from {file}; stage it again")
 
     def prepare(
-        self, *, cell_id: str, plan_sha256: str, attempt_id: str, label: str | None, found_version: str
+        self,
+        *,
+        cell_id: str,
+        plan_sha256: str,
+        attempt_id: str,
+        label: str | None,
+        found_version: str,
+        dynamo_version: str | None = None,
     ) -> None:
         """Empty the results and write whose attempt they belong to.
 
@@ -60,7 +67,11 @@ class UnitFolder:
         self.results.mkdir(parents=True)
         self.logs.mkdir(exist_ok=True)
         document = provenance_document(
-            cell_id=cell_id, plan_sha256=plan_sha256, attempt_id=attempt_id, backend_version=found_version
+            cell_id=cell_id,
+            plan_sha256=plan_sha256,
+            attempt_id=attempt_id,
+            backend_version=found_version,
+            dynamo_version=dynamo_version,
         )
         if label is not None:
             document["backend_version"] = label
@@ -92,6 +103,15 @@ class UnitFolder:
         """
         words = literal_command((self.launch.folder / SCRIPT_FILE).read_text())
         return [*engine, *(self._local(word) for word in words[3:])]
+
+    def environment(self) -> dict[str, str]:
+        """The literal exports of `run.sh`, with the paths of this unit."""
+        exports = literal_exports((self.launch.folder / SCRIPT_FILE).read_text())
+        # A list of folders, as PYTHONPATH is, has paths in it as well.
+        return {
+            name: os.pathsep.join(self._local(part) for part in value.split(os.pathsep))
+            for name, value in exports.items()
+        }
 
     def _local(self, word: str) -> str:
         word = word.replace("__FPM_NODE_RANK__", str(int(self.unit.removeprefix("node"))))

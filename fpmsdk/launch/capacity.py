@@ -24,7 +24,7 @@ FRACTION_OF = {
 _MAX_NUM_TOKENS = 8192
 _MAX_BATCH_SIZE = 1
 _LIMITS = ("max_num_batched_tokens", "max_num_seqs")
-_MEMORY = (*(name for name, _ in FRACTION_OF.values()), "cuda_graph_reserved_bytes")
+MEMORY_INPUTS = (*(name for name, _ in FRACTION_OF.values()), "cuda_graph_reserved_bytes")
 
 
 def derived_capacity(config: Mapping[str, Any], engine: Mapping[str, Any], memory: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,6 +46,27 @@ def derived_capacity(config: Mapping[str, Any], engine: Mapping[str, Any], memor
     InfeasibleMemoryError: nothing is left for the cache; tells the bytes and the smallest tp that fits.
     LaunchConfigError: not even one block fits.
     """
+    return capacity_of_estimate(memory_estimate(config, engine, memory), config, engine)
+
+
+def capacity_of_estimate(
+    estimate: Mapping[str, Any], config: Mapping[str, Any], engine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of `derived_capacity` of an estimate; raises LaunchConfigError when not even one block fits."""
+    if estimate.get("cache_layout") == "grouped":
+        return {
+            "kv_cache_groups": estimate["cache_groups"],
+            "kv_cache_capacity_bytes": estimate["total_kv_size_bytes"],
+        }
+    block_size = engine.get("block_size") or BLOCK_SIZES[config["backend"]]
+    return {"num_gpu_blocks": _at_least_one(estimate["total_kv_size_tokens"] // block_size, block_size)}
+
+
+def memory_estimate(config: Mapping[str, Any], engine: Mapping[str, Any], memory: Mapping[str, Any]) -> dict[str, Any]:
+    """How the memory of one rank is shared out: `memory_breakdown` in bytes and what is left for the cache.
+
+    Parameters and errors are those of `derived_capacity`.
+    """
     backend = config["backend"]
     name, default = FRACTION_OF[backend]
     others = [other for other, _ in FRACTION_OF.values() if other != name and other in memory]
@@ -56,10 +77,10 @@ def derived_capacity(config: Mapping[str, Any], engine: Mapping[str, Any], memor
         "max_num_tokens": engine.get("max_num_batched_tokens") or _MAX_NUM_TOKENS,
         "cuda_graph_reserved_bytes": memory.get("cuda_graph_reserved_bytes", 0),
     }
-    block_size = engine.get("block_size") or BLOCK_SIZES[backend]
     if config["fpm_profile"] is None or backend != "vllm" or config["pp"] != 1:
-        return {"num_gpu_blocks": _blocks_of_model(config, asked, block_size)}
-    budget = estimate_cache_budget(
+        estimate: dict[str, Any] = _estimate_of_model(config, asked).to_dict()
+        return estimate
+    return estimate_cache_budget(
         config,
         asked
         | {
@@ -69,12 +90,23 @@ def derived_capacity(config: Mapping[str, Any], engine: Mapping[str, Any], memor
             "context_length": engine.get("max_model_len"),
         },
     )
-    if budget["cache_layout"] == "grouped":
-        return {
-            "kv_cache_groups": budget["cache_groups"],
-            "kv_cache_capacity_bytes": budget["total_kv_size_bytes"],
-        }
-    return {"num_gpu_blocks": _at_least_one(budget["total_kv_size_tokens"] // block_size, block_size)}
+
+
+def check_system(config: Mapping[str, Any]) -> None:
+    """Check that some systems root describes the system of a configuration, and knows the version of its backend.
+
+    Parameters
+    ----------
+    config: canonical configuration of the timing model.
+
+    Raises
+    ------
+    UnknownSystemError: no root describes it; names the nearest.
+    UnlistedVersionError: the version is none that may be queried; names those that may.
+    SystemsPathError: a root is no directory.
+    """
+    root, _ = _system(config)
+    root.resolve_version(config["system"], config["backend"], config["backend_version"])
 
 
 def sized_launch(launch: EngineLaunchConfig, config: Mapping[str, Any]) -> EngineLaunchConfig:
@@ -111,7 +143,7 @@ def sized_launch(launch: EngineLaunchConfig, config: Mapping[str, Any]) -> Engin
     written = launch.to_dict()
     engine = written["engine"]
     limits = {name: UNLIMITED if engine[name] is None else engine[name] for name in _LIMITS}
-    given = {name: written[name] for name in _MEMORY if written[name] is not None}
+    given = {name: written[name] for name in MEMORY_INPUTS if written[name] is not None}
     capacity = derived_capacity(config, {**engine, **limits}, given)
     for name in ("kv_cache_groups", "kv_cache_capacity_bytes"):
         if engine.get(name) not in (None, capacity.get(name)):
@@ -141,10 +173,6 @@ def model_bytes_per_token(config: Mapping[str, Any]) -> int:
     }
     size: int = _estimate_of_model(config, asked).kv_size_per_token_bytes
     return size
-
-
-def _blocks_of_model(config: Mapping[str, Any], asked: Mapping[str, Any], block_size: int) -> int:
-    return _at_least_one(_estimate_of_model(config, asked).num_gpu_blocks(block_size), block_size)
 
 
 def _estimate_of_model(config: Mapping[str, Any], asked: Mapping[str, Any]) -> Any:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fpmsdk.config.profile import CacheGroup
-from fpmsdk.documents.strict import checked
 from fpmsdk.errors import OnboardError
 from fpmsdk.onboard.provenance import finalization_manifest, json_object, probe_manifest
 from fpmsdk.onboard.request import SupportRequest
 from fpmsdk.prediction.config import PredictConfig
+from fpmsdk.prediction.documents import SourceDocument
+from fpmsdk.recommendation.config import RecommendConfig
 
 WORKER_SCHEMA = "aisimulate-onboarding-worker/v1"
 PILOT = "pilot"
@@ -70,21 +71,19 @@ def generated_configurations(request: SupportRequest, folder: Path) -> dict[str,
     prediction = worker | {"parallelism": request.parallelism()}
     recommendation = worker | {"parallelism": {"preset": [request.parallelism()]}}
     predicted = example | {"engine": engine | {"workers": {"aggregated": prediction}}}
-    # What is written here is what `predict` reads.
-    checked(PredictConfig, predicted, f"predict/{PILOT}.yaml")
-    return {
-        f"predict/{PILOT}.yaml": predicted,
-        f"recommend/{PILOT}.yaml": example
-        | {
-            "engine": engine | {"workers": {"aggregated": recommendation}},
-            "optimization": {
-                "target": request.search.objective,
-                # What this one worker takes, not what somebody owns.
-                "constraints": {"max_candidate_gpus": request.worker_gpus},
-            },
-            "optimizer": {"algorithm": "random", "max_trials": 1, "parallelism": 1, "seed": request.search.seed},
+    searched = example | {
+        "engine": engine | {"workers": {"aggregated": recommendation}},
+        "optimization": {
+            "target": request.search.objective,
+            # What this one worker takes, not what somebody owns.
+            "constraints": {"max_candidate_gpus": request.worker_gpus},
         },
+        "optimizer": {"algorithm": "random", "max_trials": 1, "parallelism": 1, "seed": request.search.seed},
     }
+    # What is written here is what `predict` and `recommend` read.
+    SourceDocument(predicted, f"predict/{PILOT}.yaml").checked(PredictConfig)
+    RecommendConfig.from_source(SourceDocument(searched, f"recommend/{PILOT}.yaml"))
+    return {f"predict/{PILOT}.yaml": predicted, f"recommend/{PILOT}.yaml": searched}
 
 
 def _example(request: SupportRequest) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fpmsdk._ext.wholeforward import AnswerCounts
+
 GAP_LIMIT = 128
 COUNTING_UNIT = "native_lookup_resolutions"
 
@@ -21,6 +23,7 @@ class CoverageLog:
     ----------
     model_path, cell_identity, cell_ids: the cell that is asked.
     describe: makes the exception of a lookup without an answer; its text is the reason of a gap.
+    answers: what the compiled engine counts by itself, the answered lookups of passes.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class CoverageLog:
         describe: Callable[..., Exception],
     ) -> None:
         self._cell = {"model_path": model_path, "cell_identity": dict(cell_identity), "cell_ids": list(cell_ids)}
+        self.answers = AnswerCounts()
         self._describe = describe
         self._counts = {name: dict.fromkeys(_OUTCOMES, 0) for name in ("prefill", "decode", "mixed_decode_baseline")}
         self._gaps: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -72,6 +76,9 @@ class CoverageLog:
         """The counts and gaps up to now; the caller owns the dict, counting goes on."""
         with self._lock:
             counts = {name: dict(parts) for name, parts in self._counts.items()}
+            for name, answered in self.answers.read().items():
+                for outcome, count in answered.items():
+                    counts[name][outcome] += count
             gaps = [_copied(gap) for gap in self._gaps.values()]
             omitted = self._omitted
         totals = {outcome: sum(parts[outcome] for parts in counts.values()) for outcome in _OUTCOMES}

@@ -14,7 +14,7 @@ import msgspec
 
 from fpmsdk.errors import ConfigError, TimingError
 from fpmsdk.launch import EngineLaunchConfig
-from fpmsdk.launch.capacity import derived_capacity
+from fpmsdk.launch.capacity import MEMORY_INPUTS, capacity_of_estimate, memory_estimate
 from fpmsdk.perfmodel.model import ForwardPassPerfModel
 from fpmsdk.prediction.compile import ReplayInputs, RoleInputs
 from fpmsdk.prediction.unready import reason_of_unready
@@ -55,12 +55,14 @@ class SizedRole:
     ----------
     model: what prices the passes; None for a formula.
     timing: the `timing` argument of a replay.
+    memory: how the memory of one rank is shared out, where it decided the size of the cache.
     """
 
     launch: EngineLaunchConfig
     model: ForwardPassPerfModel | None
     timing: Any
     num_workers: int
+    memory: Mapping[str, Any] | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -83,13 +85,13 @@ def sized_roles(inputs: ReplayInputs, models: ModelCache) -> dict[str, SizedRole
 
 def _sized(name: str, role: RoleInputs, models: ModelCache) -> SizedRole:
     model = models.get(role.timing) if role.is_estimated else None
-    launch = dict(role.launch)
-    if role.capacity_config is not None and "fpm_profile" not in role.capacity_config:
+    launch, memory = dict(role.launch), None
+    if role.capacity_config is not None:
         canonical = ForwardPassPerfModel.normalize_config(role.capacity_config)
-        memory = {key: launch[key] for key in launch if key not in ("engine", "dp_size", "tensor_parallel_size")}
-        memory.pop("startup_time", None)
-        capacity = derived_capacity(canonical, launch["engine"], memory)
-        launch["engine"] = launch["engine"] | capacity
+        given = {key: launch[key] for key in MEMORY_INPUTS if key in launch}
+        memory = memory_estimate(canonical, launch["engine"], given)
+        if canonical["fpm_profile"] is None:
+            launch["engine"] = launch["engine"] | capacity_of_estimate(memory, canonical, launch["engine"])
     config = EngineLaunchConfig.from_mapping(launch)
     if model is not None:
         config = model.sized_launch(config)
@@ -99,7 +101,7 @@ def _sized(name: str, role: RoleInputs, models: ModelCache) -> SizedRole:
                 f"engine.workers.{name}: the model does not fit the deployment: {'; '.join(mismatches)}",
                 f"engine.workers.{name}",
             )
-    return SizedRole(config, model, role.timing if model is None else model, role.num_workers)
+    return SizedRole(config, model, role.timing if model is None else model, role.num_workers, memory)
 
 
 def _ready(config: Mapping[str, Any]) -> ForwardPassPerfModel:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fpmsdk.errors import OnboardError
 
 REPORT, REQUESTS, COVERAGE = "prediction.json", "requests.jsonl", "fpm-coverage.json"
-EVENTS, RESOURCES = "execution-events.jsonl", "resource-runtime.json"
+EVENTS, RESOURCES, PLAN = "execution-events.jsonl", "resource-runtime.json", "resource-plan.json"
 # What predict and recommend write; an output directory is cleared of these alone.
 KNOWN_FILES = (
     REPORT,
@@ -20,7 +20,7 @@ KNOWN_FILES = (
     REQUESTS,
     EVENTS,
     RESOURCES,
-    "resource-plan.json",
+    PLAN,
     "recommendation.json",
     "recommendation.csv",
     "recommendation.parquet",

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fpmsdk.config.profile import load_fpm_profile
+from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.prediction.config import PredictConfig
 from fpmsdk.prediction.deployment import SizedRole
 from fpmsdk.replay.report import ReplayReport
@@ -39,12 +41,29 @@ def flat_report(
             "stop_reason": "no_completed_requests",
             "prediction_diagnostic": NO_REQUESTS,
         }
-    report: dict[str, Any] = {**summary, "options": replay.options, "prediction_provenance": dict(provenance)}
+    report: dict[str, Any] = {
+        **summary,
+        "options": replay.options,
+        "prediction_provenance": dict(provenance),
+        "kv_capacity": {name: capacity_of(role) for name, role in roles.items()},
+    }
     if replay.fpm_query_coverage is not None:
         report["fpm_query_coverage"] = replay.fpm_query_coverage
     if precisions := {name: found for name, role in roles.items() if (found := _precision(config, name, role))}:
         report["kv_cache_precision"] = precisions
     return report
+
+
+def capacity_of(role: SizedRole) -> dict[str, Any]:
+    """The cache of one rank: blocks and their tokens, or bytes of a grouped cache; and how many ranks there are."""
+    engine, ranks = role.launch.engine, role.launch.dp_size * role.num_workers
+    if engine.kv_cache_groups:
+        return {"kv_cache_capacity_bytes": engine.kv_cache_capacity_bytes, "num_ranks": ranks}
+    return {
+        "num_gpu_blocks": engine.num_gpu_blocks,
+        "kv_cache_tokens": engine.num_gpu_blocks * engine.block_size,
+        "num_ranks": ranks,
+    }
 
 
 def gpu_hours(config: PredictConfig, summary: Mapping[str, Any]) -> float:
@@ -62,17 +81,16 @@ def _is_figure(name: str) -> bool:
 
 def _precision(config: PredictConfig, name: str, role: SizedRole) -> dict[str, str] | None:
     """Type of the cache, and who says so, where its size was estimated."""
-    worker = config.roles[name]
-    if worker.kv_cache.num_blocks is not None or role.model is None:
+    if role.memory is None:
         return None
-    asked = getattr(worker.timing, "kvcache_quant_mode", None) or config.engine.kvcache_quant_mode
     if config.engine.fpm_profile is not None:
-        from fpmsdk.config.profile import load_fpm_profile
-        from fpmsdk.config.profile_identity import select_deployment
-
+        assert role.model is not None
         canonical = role.model.diagnostics()["provenance"]["config"]
         deployment = select_deployment(load_fpm_profile(config.engine.fpm_profile), canonical)
         return {"dtype": str(deployment.kv_cache_dtype), "source": "fpm_profile"}
-    if asked is not None:
-        return {"dtype": asked, "source": "user_override"}
-    return None
+    dtype = role.memory.get("kvcache_quant_mode")
+    if dtype is None:
+        return None
+    timing = config.roles[name].timing
+    asked = getattr(timing, "kvcache_quant_mode", None) or config.engine.kvcache_quant_mode
+    return {"dtype": dtype, "source": "checkpoint" if asked is None else "user_override"}

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fpmsdk.errors import ReplayInterrupted
 from fpmsdk.files import whole_file
-from fpmsdk.prediction.compile import compile_config
 from fpmsdk.prediction.config import PredictConfig
-from fpmsdk.prediction.deployment import ModelCache, sized_roles
+from fpmsdk.prediction.details import OF_PASSES, checked_sections, details_of
 from fpmsdk.prediction.documents import SEARCH_SECTIONS, read_document
-from fpmsdk.prediction.kv_load import kv_load_of
-from fpmsdk.prediction.output import EVENTS, REPORT, REQUESTS, RESOURCES, prepare_output
+from fpmsdk.prediction.evidence import RunEvidence
+from fpmsdk.prediction.output import REPORT, REQUESTS, prepare_output
 from fpmsdk.prediction.preflight import checked_config
-from fpmsdk.prediction.resources import peak_rss_bytes
-from fpmsdk.prediction.simulate import Simulation, TraceCache, replay_on
-from fpmsdk.replay.coverage import write_coverage
+from fpmsdk.prediction.resources import memory_plan
+from fpmsdk.prediction.simulate import Prepared, Simulation, prepare, replay_prepared, system_of
+from fpmsdk.replay.coverage import coverage_roles, replay_coverage, write_coverage
 
-SUCCESS, FAILED, UNCOVERED = 0, 1, 4
+SUCCESS, FAILED, NO_MEMORY, UNCOVERED, INTERRUPTED = 0, 1, 3, 4, 130
 _EXIT_CODES = {"completed": SUCCESS, "no_completed_requests": FAILED, "uncovered": UNCOVERED, "failed": FAILED}
 
 
@@ -50,6 +49,7 @@ def predict(
     *,
     capture_per_request: bool = False,
     overwrite: bool = False,
+    details: Collection[str] = (),
 ) -> Prediction:
     """Replay the workload of a configuration on its deployment and write what came out.
 
@@ -59,18 +59,21 @@ def predict(
     output_dir: an empty or new directory.
     capture_per_request: write `requests.jsonl`, and the records into the report.
     overwrite: whether the directory may hold the files of an earlier prediction, which are removed first.
+    details: sections of `details` in the report: `summary`, `memory`, `time`, `energy`, `source`, or `all`.
 
     Returns
     -------
-    Exit code 0 with `prediction.json`; 1 when no request completed, with the report; 4 when a table lacks a point and 1
-    when the replay failed otherwise, both without a report. `fpm-coverage.json` is there in every case in which
-    coverage was collected.
+    Exit code 0 with `prediction.json`; 1 when no request completed, with the report; without a report 3 when the memory
+    of the machine does not suffice, 4 when a table lacks a point, and 1 when the replay failed otherwise.
+    `fpm-coverage.json` is there in every case in which coverage was collected, and what the run took in
+    `execution-events.jsonl` and `resource-runtime.json`.
 
     Raises
     ------
     OnboardError: the configuration is faulty, or the output directory is in use.
-    ConfigError, TraceError, TimingError, PerfDataNotAvailableError: the deployment cannot be built; nothing was written
-        or removed.
+    ConfigError, TraceError, TimingError, PerfDataNotAvailableError: the deployment or the workload cannot be built;
+        nothing was written or removed.
+    ReplayInterrupted: Ctrl-C; coverage up to then and the evidence of the run are kept.
     OSError: something cannot be written.
 
     Source: predict-recommend.md sections 1.2 and 9.
@@ -93,18 +96,38 @@ def predict(
     """
     if not isinstance(config, PredictConfig):
         config = checked_config(read_document(config, forbidden=SEARCH_SECTIONS))
-    started = time.monotonic()
-    # Nothing is removed for what cannot run, be it a trace with a bad row.
-    roles = sized_roles(compile_config(config), ModelCache())
-    traces, kv_load = TraceCache(), kv_load_of(config, roles)
-    traces.get(config, None if kv_load is None else kv_load.concurrency)
+    wanted = checked_sections(details)
+    # Nothing is removed for what cannot run.
+    prepared = prepare(config)
     folder = prepare_output(output_dir, overwrite=overwrite)
-    result = replay_on(config, roles, traces)
+    plan = memory_plan(prepared.trace, config.execution.resources)
+    evidence = RunEvidence(folder, plan)
+    if plan.refusal is not None:
+        evidence.refuse(NO_MEMORY)
+        return Prediction(NO_MEMORY, folder, None, None, plan.refusal)
+    try:
+        result = replay_prepared(prepared, record_passes=bool(wanted & OF_PASSES))
+    except ReplayInterrupted as stop:
+        write_coverage(folder, _coverage_until(prepared, str(stop)))
+        evidence.end("interrupted", INTERRUPTED)
+        raise
+    except MemoryError:
+        evidence.end("failed", NO_MEMORY)
+        return Prediction(NO_MEMORY, folder, None, None, "the replay ran out of memory; simulate fewer requests")
     exit_code = _EXIT_CODES[result.status]
-    write_coverage(folder, None if result.coverage is None else dict(result.coverage))
+    write_coverage(folder, result.coverage)
+    if result.report is not None and wanted:
+        result.report["details"] = details_of(prepared, result, wanted)
     report = _write(folder, result, capture_per_request)
-    _account(folder, exit_code, time.monotonic() - started)
+    evidence.end(result.status, exit_code)
     return Prediction(exit_code, folder, report, result.coverage, result.error)
+
+
+def _coverage_until(prepared: Prepared, error: str) -> dict[str, Any] | None:
+    """What the tables answered before a replay was stopped."""
+    system = system_of(prepared.roles)
+    roles = coverage_roles(*(system[name] for name in ("prefill_timing", "timing") if name in system))
+    return replay_coverage(roles, completed=False, error=error) if roles else None
 
 
 def _write(folder: Path, result: Simulation, capture_per_request: bool) -> dict[str, Any] | None:
@@ -112,22 +135,12 @@ def _write(folder: Path, result: Simulation, capture_per_request: bool) -> dict[
         return None
     report = dict(result.report)
     if capture_per_request:
-        report["per_request"] = result.records()
+        report["per_request"] = result.records
         with whole_file(folder / REQUESTS) as file:
             file.writelines(_line(record) for record in report["per_request"])
     with whole_file(folder / REPORT) as file:
         file.write((json.dumps(report, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
     return report
-
-
-def _account(folder: Path, exit_code: int, wall_seconds: float) -> None:
-    """What the run took."""
-    event = {"event": "prediction_ended", "exit_code": exit_code, "wall_seconds": wall_seconds}
-    with whole_file(folder / EVENTS) as file:
-        file.write(_line(event))
-    status = {"exit_code": exit_code, "wall_seconds": wall_seconds, "peak_rss_bytes": peak_rss_bytes()}
-    with whole_file(folder / RESOURCES) as file:
-        file.write((json.dumps(status, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _line(record: dict[str, Any]) -> bytes:

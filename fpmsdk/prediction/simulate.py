@@ -9,18 +9,20 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
 
 from fpmsdk.errors import FpmUncoveredError, PerfDataNotAvailableError, ReplayError, TimingError
-from fpmsdk.prediction.compile import compile_config
+from fpmsdk.prediction.compile import compile_config, replay_options
 from fpmsdk.prediction.compile.workload import workload_of
 from fpmsdk.prediction.config import PredictConfig, TraceSource
 from fpmsdk.prediction.deployment import ModelCache, SizedRole, sized_roles
-from fpmsdk.prediction.kv_load import KvLoad, kv_load_of
+from fpmsdk.prediction.kv_load import kv_load_of
 from fpmsdk.prediction.plays import play_evidence
-from fpmsdk.prediction.report import flat_report
+from fpmsdk.prediction.provenance import provenance_of
+from fpmsdk.prediction.report import capacity_of, flat_report
 from fpmsdk.replay import replay_trace
 from fpmsdk.replay.report import ReplayReport
 from fpmsdk.replay.trace import Trace
@@ -57,7 +59,7 @@ class Simulation:
     replay: the replay behind it.
     coverage: how measured tables answered, where that was counted.
     error: why there is no result.
-    kv_load: requests in flight that a share of the cache came to.
+    kv_load: what a share of the cache came to, as `concurrency`, `capacity_requests` and `capacity_tokens`.
     provenance: what priced the passes of each role.
     roles: the sized workers by role.
     """
@@ -67,16 +69,51 @@ class Simulation:
     replay: ReplayReport | None
     coverage: Mapping[str, Any] | None
     error: str | None
-    kv_load: KvLoad | None
+    kv_load: dict[str, Any] | None
     provenance: Mapping[str, Mapping[str, Any]]
     roles: Mapping[str, SizedRole]
 
+    @cached_property
     def records(self) -> list[dict[str, Any]]:
         """A record for every request; empty without a replay."""
         if self.replay is None:
             return []
         records: list[dict[str, Any]] = json.loads(self.replay.to_json())["per_request"]
         return records
+
+    @property
+    def capacity_by_role(self) -> dict[str, dict[str, Any]]:
+        """The cache of one rank of each role: blocks and their tokens, or bytes of a grouped cache."""
+        return {name: capacity_of(role) for name, role in self.roles.items()}
+
+    def to_pandas(self) -> Any:
+        """A data frame with a row for every request.
+
+        Raises
+        ------
+        ImportError: pandas is not installed.
+        """
+        import pandas  # an optional library
+
+        return pandas.DataFrame.from_records(self.records)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prediction with everything built and read that its replay needs.
+
+    Attributes
+    ----------
+    roles: the sized workers by role.
+    trace, load: the requests, and the options of the replay that say how they arrive.
+    kv_load: as in `Simulation`.
+    """
+
+    config: PredictConfig
+    roles: Mapping[str, SizedRole]
+    trace: Trace
+    load: Mapping[str, Any]
+    kv_load: dict[str, Any] | None
 
 
 def simulate(
@@ -93,6 +130,7 @@ def simulate(
     ------
     ConfigError, TraceError, TimingError, PerfDataNotAvailableError, InfeasibleMemoryError, NoCapacityError: the
         deployment or the workload cannot be built.
+    ReplayInterrupted: Ctrl-C.
 
     Source: predict-recommend.md section 4.
 
@@ -105,55 +143,73 @@ def simulate(
     >>> simulate(config).report["mean_ttft_ms"]
     10.0
     """
-    return replay_on(config, sized_roles(compile_config(config), models or ModelCache()), traces)
+    return replay_prepared(prepare(config, models=models, traces=traces))
+
+
+def prepare(config: PredictConfig, *, models: ModelCache | None = None, traces: TraceCache | None = None) -> Prepared:
+    """Build what the replay of a configuration needs; parameters and errors are those of `simulate`."""
+    return _prepared(config, sized_roles(compile_config(config), models or ModelCache()), traces)
 
 
 def replay_on(config: PredictConfig, roles: Mapping[str, SizedRole], traces: TraceCache | None = None) -> Simulation:
-    """The second half of `simulate`: the replay on workers that are sized."""
-    options = compile_config(config).options
+    """`simulate` on workers that are sized already."""
+    return replay_prepared(_prepared(config, roles, traces))
+
+
+def _prepared(config: PredictConfig, roles: Mapping[str, SizedRole], traces: TraceCache | None) -> Prepared:
     kv_load = kv_load_of(config, roles)
     trace, load = (traces or TraceCache()).get(config, None if kv_load is None else kv_load.concurrency)
-    provenance = {name: provenance_of(config, name, role) for name, role in roles.items()}
+    return Prepared(config, roles, trace, load, None if kv_load is None else kv_load.document())
+
+
+def replay_prepared(prepared: Prepared, *, record_passes: bool = False) -> Simulation:
+    """The replay of what `prepare` has built.
+
+    Parameters
+    ----------
+    record_passes: keep a row for every pass, which the details of a prediction are made from.
+
+    Raises
+    ------
+    ReplayInterrupted: Ctrl-C.
+    """
+    config, roles = prepared.config, prepared.roles
+    provenance = {name: provenance_of(config, role) for name, role in roles.items()}
     try:
-        replay = replay_trace(trace, **_system(roles), **load, **options, record_passes=False, allow_empty=True)
+        replay = replay_trace(
+            prepared.trace,
+            **system_of(roles),
+            **prepared.load,
+            **replay_options(config),
+            record_passes=record_passes,
+            allow_empty=True,
+        )
     except (ReplayError, TimingError, PerfDataNotAvailableError) as fault:
         text: str | None = getattr(fault, "fpm_query_coverage", None)
         status: Status = "uncovered" if isinstance(fault, FpmUncoveredError) else "failed"
         coverage = None if text is None else json.loads(text)
-        return Simulation(status, None, None, coverage, str(fault), kv_load, provenance, roles)
+        return Simulation(status, None, None, coverage, str(fault), prepared.kv_load, provenance, roles)
     report = flat_report(config, roles, replay, provenance)
-    source = config.traffic.source
     result = Simulation(
         "completed" if report["completed_requests"] else "no_completed_requests",
         report,
         replay,
         replay.fpm_query_coverage,
         None,
-        kv_load,
+        prepared.kv_load,
         provenance,
         roles,
     )
+    if prepared.kv_load is not None:
+        report["kv_load"] = prepared.kv_load
+    source = config.traffic.source
     if isinstance(source, TraceSource) and source.format == "weka":
-        report |= play_evidence(trace, result.records())
+        report |= play_evidence(prepared.trace, result.records)
     return result
 
 
-def provenance_of(config: PredictConfig, name: str, role: SizedRole) -> dict[str, Any]:
-    """What prices the passes of a role, and of which version its data are."""
-    if role.model is None:
-        return {"data_version": None, "estimator": role.timing["type"], "timing_source": "configured"}
-    record = role.model.diagnostics()["provenance"] or {}
-    profile = config.engine.fpm_profile
-    return {
-        # A profile names the revision of the model that was measured.
-        "data_version": None if profile is None else profile.get("model_revision"),
-        "estimator": record.get("selected_estimation_mode"),
-        "timing_source": "aic",
-        **({"diagnostics": record} if record else {}),
-    }
-
-
-def _system(roles: Mapping[str, SizedRole]) -> dict[str, Any]:
+def system_of(roles: Mapping[str, SizedRole]) -> dict[str, Any]:
+    """The workers as arguments of `replay_trace`."""
     main = roles.get("aggregated") or roles["decode"]
     system: dict[str, Any] = {"launch": main.launch, "timing": main.timing, "num_workers": main.num_workers}
     if (prefill := roles.get("prefill")) is not None:

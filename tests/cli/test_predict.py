@@ -115,5 +115,37 @@ def test_limits_of_a_profile_are_taken_where_the_scheduler_is_silent(folder):
     run("quickstart")
     ran = run("predict", "-c", "fpmsdk-quickstart/predict.yaml", "--output-dir", "o")
     assert ran.exit_code == 0
+    assert ran.stderr == "aggregated: limits of the profile: max_batched_tokens 512, max_sequences 16\n"
     engine = json.loads((folder / "o/prediction.json").read_text())["options"]["launch"]["engine"]
     assert (engine["max_num_batched_tokens"], engine["max_num_seqs"]) == (512, 16)
+
+
+def test_ctrl_c_exits_with_130_and_leaves_no_report(folder, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    run("init", "predict")
+    monkeypatch.setattr("fpmsdk.prediction.run.replay_prepared", interrupted)
+    ran = run("predict", "-c", "predict.yaml")
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (130, "", "interrupted; there is no report\n")
+    assert not (folder / "fpmsdk-output/prediction.json").exists()
+
+
+def test_details_are_printed_beside_the_table_and_with_the_summary_in_json(folder):
+    run("init", "predict")
+    table = run("predict", "-c", "predict.yaml", "--detail", "time,memory", "--diagnostics", "power").stdout
+    assert "aggregated decode" in table
+    assert "memory: the blocks of every role are given" in table
+    assert "energy: unsupported" in table
+    ran = run("predict", "-c", "predict.yaml", "--detail", "all", "--format", "json", "--output-dir", "j")
+    document = json.loads(ran.stdout)
+    assert set(document) == {"summary", "details"}
+    assert document["details"] == json.loads((folder / "j/prediction.json").read_text())["details"]
+
+
+def test_an_unknown_detail_is_refused_before_anything_is_written(folder):
+    run("init", "predict")
+    ran = run("predict", "-c", "predict.yaml", "--detail", "times")
+    assert ran.exit_code == 2
+    assert "there is no section 'times'; accepted are summary, memory, time, energy, source and all" in ran.stderr
+    assert not (folder / "fpmsdk-output").exists()

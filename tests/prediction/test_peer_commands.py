@@ -1,7 +1,7 @@
 """Every predict command that the peer was recorded with: figures, requests, coverage, exit codes and files.
 
-Recorded with aisimulate 0.13.0.dev202610270000000085. What its generators drew is given as recorded: arrivals of the
-Poisson process as a trace, and the prefix group that all sessions got. Its code for an uncovered query is 1, ours 4.
+Recorded with aisimulate 0.13.0.dev202610270000000085, whose generator gave one prefix group to all sessions. Its code
+for an uncovered query is 1, ours 4.
 Source: predict-recommend.md section 13.
 """
 
@@ -24,24 +24,12 @@ def places(tmp_path_factory):
     place = tmp_path_factory.mktemp("peer")
     trace = place / "trace.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in load_vectors("predict_peer")["trace"]))
-    arrivals = sorted(row[0] for row in CASES["p2_poisson_replicas"]["requests_sorted"])
-    rows = [
-        {"timestamp": arrival, "input_length": 250, "output_length": 16, "hash_ids": [i]}
-        for i, arrival in enumerate(arrivals)
-    ]
-    poisson = place / "poisson.jsonl"
-    poisson.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return peer_systems(place) | {"$TRACE": str(trace), "$POISSON": str(poisson)}
+    return peer_systems(place) | {"$TRACE": str(trace)}
 
 
 def as_drawn(name):
     config = copy.deepcopy(CASES[name]["config"])
     config["execution"] = {"scheduler_rules": "simulator", "mixed_pass_pricing": "separate"}
-    if name == "p2_poisson_replicas":
-        config["traffic"] = {
-            "source": {"type": "trace", "paths": ["$POISSON"], "format": "mooncake", "block_size": 512},
-            "load": {"type": "trace_timestamps"},
-        }
     if name == "p11_session":
         config["traffic"]["source"]["session"]["prefix_groups"] = 1
     return config

@@ -1,5 +1,6 @@
 """Synthetic sessions: prompts that repeat all that was said before. Source: predict-recommend.md section 3.1."""
 
+import numpy as np
 import pytest
 
 from fpmsdk.prediction.compile.sessions import session_trace
@@ -18,7 +19,7 @@ LAUNCH = {
 
 def sessions(count, fresh, generated, **session):
     source = {"type": "synthetic-session", "new_input_tokens_per_turn": fresh, "output_tokens_per_turn": generated}
-    return session_trace(SessionSource.model_validate(source | {"session": session}), count, 4, {})
+    return session_trace(SessionSource.model_validate(source | {"session": session}), np.zeros(count), 4)
 
 
 @pytest.mark.parametrize(

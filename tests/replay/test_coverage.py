@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -59,6 +60,18 @@ def test_prefill_and_decode_workers_with_timings_of_their_own_are_roles_of_their
     assert sum(prefill_role["prefill"].values()) == 1 and sum(prefill_role["decode"].values()) == 0
     assert sum(decode_role["prefill"].values()) == 0 and sum(decode_role["decode"].values()) == 4
     assert sum(coverage["queries"].values()) == 5
+
+
+def test_replays_in_several_threads_lose_no_count(place):
+    model = collecting(place)
+    trace = Trace.from_arrays([0.0] * 40, [32] * 40, [16] * 40)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: replay_trace(trace, launch=LAUNCH, timing=model, concurrency=1), range(8)))
+    counts = model.fpm_query_coverage()
+    # A prefill pass and 15 decode passes a request.
+    assert sum(counts["prefill"].values()) == 8 * 40
+    assert sum(counts["decode"].values()) == 8 * 40 * 15
+    assert counts["queries"]["unsupported"] == 0
 
 
 def test_a_replay_without_collection_says_nothing(place):

@@ -8,12 +8,20 @@ import pytest
 
 from fpmsdk import replay_trace
 from fpmsdk.errors import TraceError
-from fpmsdk.replay.arrivals import arrival_times_ms
+from fpmsdk.replay.arrivals import arrival_portions_ms, arrival_times_ms
 from fpmsdk.replay.trace import Trace
 
 
 def test_a_constant_interval_counts_from_zero():  # U23
     assert arrival_times_ms(4, arrival_interval_ms=100).tolist() == [0.0, 100.0, 200.0, 300.0]
+
+
+def test_constant_gaps_are_added_up_as_the_peer_does():
+    # Recorded from the peer at 60 requests per s; 6 * (1000 / 60) is 100.0.
+    times = arrival_times_ms(9, arrival_interval_ms=1000 / 60)
+    assert times[5:].tolist() == [83.33333333333334, 100.00000000000001, 116.66666666666669, 133.33333333333334]
+    portions = arrival_portions_ms(9, 2, arrival_interval_ms=1000 / 60)
+    assert np.concatenate(list(portions)).tolist() == times.tolist()
 
 
 def test_without_rate_and_interval_all_arrive_at_once():  # U23

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fpmsdk.errors import ConfigError
 from fpmsdk.prediction.compile.launch import launch_of
 from fpmsdk.prediction.compile.shape import check_shapes
+from fpmsdk.prediction.compile.snapshot import restored_config
 from fpmsdk.prediction.compile.timing import timing_config, timing_of
 from fpmsdk.prediction.config import PredictConfig
 
-__all__ = ["ReplayInputs", "RoleInputs", "compile_config", "timing_config", "timing_of"]
+__all__ = ["ReplayInputs", "RoleInputs", "compile_config", "replay_options", "timing_config", "timing_of"]
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,37 @@ def compile_config(config: PredictConfig) -> ReplayInputs:
 
     Raises
     ------
-    ConfigError: the profile does not support the deployment, or sizes do not divide the model.
+    ConfigError: the profile does not support the deployment, sizes do not divide the model, or a saved model is of
+        another deployment.
+    StateSnapshotError: a saved model is missing or damaged.
     """
     check_shapes(config)
     roles = {role: _role(config, role) for role in config.roles}
+    return ReplayInputs(roles, replay_options(config))
+
+
+def replay_options(config: PredictConfig) -> dict[str, Any]:
+    """Options of the replay that depend neither on the workers nor on the requests."""
     bounds = config.evaluation.sla
-    options = {
+    return {
         "scheduler_rules": config.execution.scheduler_rules,
         "mixed_pass_pricing": config.execution.mixed_pass_pricing,
         "sla": None if bounds is None or not bounds.is_bound else bounds.model_dump(),
     }
-    return ReplayInputs(roles, options)
 
 
 def _role(config: PredictConfig, role: str) -> RoleInputs:
     worker = config.roles[role]
     timing = timing_of(config, role)
-    sized = worker.kv_cache.num_blocks is not None
-    capacity_config = None if sized else timing_config(config, role)
+    if timing.get("estimation_mode") == "fpm_learned" and config.execution.mixed_pass_pricing == "separate":
+        raise ConfigError(
+            "execution.mixed_pass_pricing separate prices each part of a mixed pass for itself, and fpm_learned prices "
+            "whole passes; use composed",
+            "execution.mixed_pass_pricing",
+        )
+    if (timing.get("estimator_config") or {}).get("state_snapshot") is not None:
+        timing = restored_config(timing, role)
+    capacity_config = None
+    if worker.kv_cache.num_blocks is None:
+        capacity_config = timing if "type" not in timing else timing_config(config, role)
     return RoleInputs(launch_of(config, role), timing, capacity_config, worker.parallelism.replicas)

@@ -6,30 +6,28 @@ Source: predict-recommend.md section 3.1.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fpmsdk.prediction.config import SessionSource
-from fpmsdk.replay.arrivals import arrival_times_ms
 from fpmsdk.replay.trace import Trace
 
 
-def session_trace(source: SessionSource, count: int, block_tokens: int, arrivals: dict[str, Any]) -> Trace:
+def session_trace(source: SessionSource, arrivals_ms: NDArray[np.float64], block_tokens: int) -> Trace:
     """Sessions of equal turns.
 
     Parameters
     ----------
-    count: sessions.
+    arrivals_ms: of first turns, float64[sessions], ascending.
     block_tokens: what a share of a first prompt is rounded to, halves up.
-    arrivals: of first turns, as `arrival_times_ms` takes them.
 
     >>> source = SessionSource.model_validate({"type": "synthetic-session", "new_input_tokens_per_turn": 90,
     ...                                        "output_tokens_per_turn": 7, "session": {"turns": 3}})
-    >>> session_trace(source, 1, 16, {}).prompt_tokens.tolist()
+    >>> session_trace(source, np.zeros(1), 16).prompt_tokens.tolist()
     [90, 187, 284]
     """
-    session, turns = source.session, source.session.turns
+    session, turns, count = source.session, source.session.turns, len(arrivals_ms)
     fresh, generated = source.new_input_tokens_per_turn, source.output_tokens_per_turn
     turn = np.tile(np.arange(turns), count)
     prompts = fresh + turn * (fresh + generated)
@@ -50,7 +48,7 @@ def session_trace(source: SessionSource, count: int, block_tokens: int, arrivals
     return Trace.ordered(
         request_ids=names,
         session_ids=[f"session-{index}" for index in range(count)],
-        session_arrival_ms=arrival_times_ms(count, **arrivals),
+        session_arrival_ms=arrivals_ms,
         session=np.arange(count * turns) // turns,
         turn=turn,
         delay_ms=np.where(turn > 0, session.inter_turn_delay_ms, 0.0),

@@ -50,6 +50,7 @@ def timing_config(config: PredictConfig, role: str = "aggregated") -> dict[str, 
         given |= {name: value for name in QUANTISATION_FIELDS if (value := getattr(timing, name)) is not None}
         if timing.fpm_parquet_path is not None:
             given["estimator_config"] = _with_table(given["estimator_config"] or {}, timing.fpm_parquet_path)
+    given["estimator_config"] = _counting(given)
     if given["systems_paths"] == "default":
         given["systems_paths"] = ["default"]
     if isinstance(given["transfer_policy"], str):
@@ -60,3 +61,13 @@ def timing_config(config: PredictConfig, role: str = "aggregated") -> dict[str, 
 def _with_table(estimators: dict[str, Any], path: str) -> dict[str, Any]:
     interpolation = estimators.get("fpm_interpolation") or {}
     return estimators | {"fpm_interpolation": interpolation | {"fpm_parquet_path": path}}
+
+
+def _counting(given: dict[str, Any]) -> dict[str, Any] | None:
+    """Estimator settings under which a measured table counts what it is asked, unless they say that it does not."""
+    estimators: dict[str, Any] | None = given["estimator_config"]
+    interpolation = (estimators or {}).get("fpm_interpolation") or {}
+    is_strict = given["estimation_mode"] == "fpm_interpolation" and given["fallback_policy"] in (None, "deny")
+    if estimators is None or not is_strict or interpolation.get("method") != "direct" or "state_snapshot" in estimators:
+        return estimators
+    return estimators | {"fpm_interpolation": {"collect_coverage": True} | interpolation}

@@ -5,8 +5,15 @@ Source: predict-recommend.md section 3.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fpmsdk._ext.speculation import RandomWords
 from fpmsdk.prediction.compile.sessions import session_trace
 from fpmsdk.prediction.config import (
     ConcurrencyLoad,
@@ -15,10 +22,10 @@ from fpmsdk.prediction.config import (
     PoissonLoad,
     PredictConfig,
     SessionSource,
-    SyntheticSource,
     TimestampsLoad,
     TraceSource,
 )
+from fpmsdk.replay.arrivals import arrival_times_ms
 from fpmsdk.replay.trace import Trace
 
 
@@ -39,8 +46,15 @@ def workload_of(config: PredictConfig, kv_concurrency: int | None = None) -> tup
         options["max_sim_time_ms"] = stop.max_virtual_time_seconds * 1e3
     if isinstance(source, TraceSource):
         return _recorded(source), options | _trace_load(config)
-    arrivals, load = _arrivals(config, kv_concurrency)
-    return _synthetic(config, source, arrivals, kv_concurrency), options | load
+    load, arrivals_ms = config.traffic.load, _arrivals_ms(config, _count(config, kv_concurrency))
+    if isinstance(load, ConcurrencyLoad | KvCapacityLoad):
+        options["concurrency"] = load.concurrency if isinstance(load, ConcurrencyLoad) else kv_concurrency
+    if isinstance(source, SessionSource):
+        block_tokens = next(iter(config.roles.values())).kv_cache.block_size
+        return session_trace(source, arrivals_ms, block_tokens), options
+    prefix = {"cached_prefix_tokens": source.cached_prefix_tokens} if source.cached_prefix_tokens else {}
+    trace = Trace.synthetic(len(arrivals_ms), source.input_tokens, source.output_tokens, **prefix)
+    return dataclasses.replace(trace, arrival_ms=arrivals_ms), options
 
 
 def _recorded(source: TraceSource) -> Trace:
@@ -58,27 +72,27 @@ def _trace_load(config: PredictConfig) -> dict[str, Any]:
     return {"concurrency": load.concurrency}
 
 
-def _arrivals(config: PredictConfig, kv_concurrency: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of the generator, and options of the replay."""
+def _arrivals_ms(config: PredictConfig, count: int) -> NDArray[np.float64]:
+    """When requests or sessions arrive; all at 0 where a closed loop admits them."""
     load = config.traffic.load
     if isinstance(load, PoissonLoad):
-        return {"request_rate": load.per_second, "arrival_seed": load.seed}, {}
+        return poisson_times_ms(count, load.per_second, load.seed)
     if isinstance(load, ConstantRateLoad):
-        return {"arrival_interval_ms": 1e3 / load.per_second}, {}
-    assert isinstance(load, ConcurrencyLoad | KvCapacityLoad)
-    concurrency = load.concurrency if isinstance(load, ConcurrencyLoad) else kv_concurrency
-    return {}, {"concurrency": concurrency}
+        return arrival_times_ms(count, arrival_interval_ms=1e3 / load.per_second)
+    return np.zeros(count)
 
 
-def _synthetic(
-    config: PredictConfig, source: SyntheticSource | SessionSource, arrivals: dict[str, Any], kv_concurrency: int | None
-) -> Trace:
-    count = _count(config, kv_concurrency)
-    if isinstance(source, SyntheticSource):
-        prefix = {"cached_prefix_tokens": source.cached_prefix_tokens} if source.cached_prefix_tokens else {}
-        return Trace.synthetic(count, source.input_tokens, source.output_tokens, **prefix, **arrivals)
-    block_tokens = next(iter(config.roles.values())).kv_cache.block_size
-    return session_trace(source, count, block_tokens, arrivals)
+def poisson_times_ms(count: int, per_second: float, seed: int) -> NDArray[np.float64]:
+    """A Poisson process as the engine's own generator draws it, float64[count] in ms, the first at 0.
+
+    Not the stream of `arrival_times_ms`, which is that of trace replays. Source: engine-and-replay.md section 5.3.
+
+    >>> poisson_times_ms(3, 30.0, 7).round(4).tolist()
+    [0.0, 1.0262, 13.2545]
+    """
+    words, mean_gap_ms = RandomWords(seed), 1e3 / per_second
+    gaps_ms = (-mean_gap_ms * math.log(1.0 - (words.next() >> 11) * 2.0**-53) for _ in range(count - 1))
+    return np.fromiter(accumulate(gaps_ms, initial=0.0), np.float64, count)
 
 
 def _count(config: PredictConfig, kv_concurrency: int | None) -> int:

@@ -97,7 +97,7 @@ class Engine(Policy):
     comm_quant_mode: Text | None = None
     decoder_replay: bool = False
     speculation: Speculation | None = None
-    workers: Workers = Workers()
+    workers: Workers = Workers.model_construct()
     kv_transfer: KvTransfer | None = None
     tokenization: Tokenization | None = None
 

@@ -55,4 +55,4 @@ class Execution(StrictDocument):
 
     mixed_pass_pricing: Literal["composed", "separate"] = "composed"
     scheduler_rules: Literal["vllm", "simulator"] = "vllm"
-    resources: Resources = Resources()
+    resources: Resources = Resources.model_construct()

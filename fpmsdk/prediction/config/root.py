@@ -16,7 +16,7 @@ from fpmsdk.documents.strict import StrictDocument
 from fpmsdk.prediction.config.engine import ROLES, Engine
 from fpmsdk.prediction.config.execution import Evaluation, Execution
 from fpmsdk.prediction.config.rules import check_rules
-from fpmsdk.prediction.config.traffic import Traffic
+from fpmsdk.prediction.config.traffic import Stop, Traffic
 from fpmsdk.prediction.config.worker import Worker
 from fpmsdk.prediction.documents import SEARCH_SECTIONS, read_document
 
@@ -34,10 +34,10 @@ class PredictConfig(StrictDocument):
     (64, 'vllm')
     """
 
-    traffic: Traffic = Traffic.model_validate({})
+    traffic: Traffic = Traffic.model_construct(stop=Stop.model_construct(requests=100))
     engine: Engine
-    evaluation: Evaluation = Evaluation()
-    execution: Execution = Execution()
+    evaluation: Evaluation = Evaluation.model_construct()
+    execution: Execution = Execution.model_construct()
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -48,7 +48,7 @@ class PredictConfig(StrictDocument):
     def roles(self) -> dict[str, Worker]:
         """The workers of the mode by role: aggregated, or prefill and decode."""
         workers = self.engine.workers
-        return {role: getattr(workers, role) or Worker() for role in ROLES[self.engine.mode]}
+        return {role: getattr(workers, role) or Worker.model_construct() for role in ROLES[self.engine.mode]}
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] = ()) -> PredictConfig:

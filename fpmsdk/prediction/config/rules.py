@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from fpmsdk.prediction.config.engine import MODEL_CONTROLS, ROLES
 from fpmsdk.prediction.config.timing import QUANTISATION_FIELDS, DefaultTiming
-from fpmsdk.prediction.config.traffic import TraceSource
 
 if TYPE_CHECKING:
     from fpmsdk.prediction.config.root import PredictConfig
@@ -22,9 +21,6 @@ def check_rules(config: PredictConfig) -> None:
     _check_roles(config)
     _check_timing(config)
     _check_profile(config)
-    source = config.traffic.source
-    if isinstance(source, TraceSource) and source.format == "mooncake-delta" and config.engine.mode != "aggregated":
-        raise ValueError("traffic.source.format mooncake-delta needs engine.mode aggregated")
     if config.engine.hardware == "auto":
         raise ValueError("engine.hardware auto is for recommend; name the system, such as h200_sxm")
 
@@ -49,6 +45,8 @@ def _check_roles(config: PredictConfig) -> None:
         sizes = worker.parallelism
         if (sizes.prefill_context or 1) > 1 and (sizes.decode_context or 1) > 1:
             raise ValueError("engine.workers.aggregated.parallelism: only one of the context sizes may exceed 1")
+    if engine.mode == "disaggregated":
+        _check_context_sizes(config)
     for role, worker in config.roles.items():
         decode = worker.parallelism.decode_context
         if decode is not None and worker.parallelism.tensor % decode:
@@ -56,6 +54,27 @@ def _check_roles(config: PredictConfig) -> None:
                 f"engine.workers.{role}.parallelism: decode_context {decode} must divide tensor "
                 f"{worker.parallelism.tensor}"
             )
+
+
+def _check_context_sizes(config: PredictConfig) -> None:
+    """A cache that prefill ranks share out must be one that decode ranks can take over."""
+    prefill, decode = config.roles["prefill"].parallelism, config.roles["decode"].parallelism
+    copies, shards = prefill.prefill_context or 1, prefill.decode_context or 1
+    if shards not in (1, copies):
+        raise ValueError(
+            f"engine.workers.prefill.parallelism: decode_context must be 1 or prefill_context {copies}, found {shards}"
+        )
+    taken = decode.decode_context or 1
+    if copies > 1 and shards == 1 and taken > 1:
+        raise ValueError(
+            f"engine.workers.decode.parallelism: decode_context {taken} cannot take over the whole cache that each of "
+            f"prefill_context {copies} ranks holds; use decode_context 1, or {copies} in both workers"
+        )
+    if max(shards, taken) % min(shards, taken):
+        raise ValueError(
+            f"engine.workers.decode.parallelism: decode_context {taken} and that of prefill workers, {shards}, must "
+            "divide one another"
+        )
 
 
 def _check_timing(config: PredictConfig) -> None:

@@ -12,9 +12,6 @@ from pydantic import Field, model_validator
 from fpmsdk.documents.strict import StrictDocument
 from fpmsdk.prediction.config.numbers import Fraction, NotNegative, NotNegativeReal, Positive, PositiveReal, Text
 
-# Formats whose requests keep the order of their sessions by time alone.
-_TIMELESS = frozenset(("mooncake", "mooncake-delta"))
-
 
 class SyntheticSource(StrictDocument):
     """Requests of one length."""
@@ -52,7 +49,7 @@ class SessionSource(StrictDocument):
     type: Literal["synthetic-session"]
     new_input_tokens_per_turn: Positive = 1024
     output_tokens_per_turn: Positive = 128
-    session: Session = Session()
+    session: Session = Session.model_construct()
 
 
 class TraceSource(StrictDocument):
@@ -60,14 +57,14 @@ class TraceSource(StrictDocument):
 
     type: Literal["trace"]
     paths: Annotated[list[Text], Field(min_length=1, max_length=1)]
-    format: Literal["mooncake", "mooncake-delta", "dynamo", "weka"] = "mooncake"
+    format: Literal["mooncake", "aiperf", "azure", "burstgpt", "guidellm", "recorded", "parquet", "weka"] = "mooncake"
     block_size: Positive | None = None
     nested_timestamp_basis: Literal["absolute", "relative"] | None = None
 
     @model_validator(mode="after")
     def _options_of_the_format(self) -> Self:
-        if self.format in ("weka", "dynamo") and self.block_size is not None:
-            raise ValueError(f"block_size belongs to mooncake rows; format {self.format} states its own")
+        if self.format != "mooncake" and self.block_size is not None:
+            raise ValueError(f"block_size belongs to mooncake rows; format {self.format} has none, or states its own")
         if self.format != "weka" and self.nested_timestamp_basis is not None:
             raise ValueError("nested_timestamp_basis belongs to format weka")
         return self
@@ -150,8 +147,8 @@ Load = Annotated[
 class Traffic(StrictDocument):
     """Which requests arrive, and when; left out, 100 requests of 1024 and 128 tokens, ten in flight."""
 
-    source: Source = SyntheticSource(type="synthetic")
-    load: Load = ConcurrencyLoad(type="concurrency")
+    source: Source = SyntheticSource.model_construct(type="synthetic")
+    load: Load = ConcurrencyLoad.model_construct(type="concurrency")
     stop: Stop | None = None
 
     @model_validator(mode="before")
@@ -193,8 +190,8 @@ class Traffic(StrictDocument):
         if plays and self.stop is not None:
             raise ValueError("stop: plays run to their end; leave stop out")
         if isinstance(self.load, ConcurrencyLoad):
-            if source.format not in _TIMELESS:
-                raise ValueError(f"load: format {source.format} needs type trace_timestamps")
+            if plays:
+                raise ValueError("load: format weka needs type trace_timestamps")
         elif not isinstance(self.load, TimestampsLoad):
             raise ValueError("load: a trace needs type trace_timestamps or concurrency")
         lanes = isinstance(self.load, TimestampsLoad) and self.load.agentic_lanes is not None

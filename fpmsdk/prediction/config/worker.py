@@ -13,6 +13,8 @@ from fpmsdk.documents.strict import StrictDocument
 from fpmsdk.prediction.config.numbers import Fraction, NotNegativeReal, Positive, Text
 from fpmsdk.prediction.config.timing import DefaultTiming, Timing
 
+# Defaults of these models are constructed, not validated: validating them would build a validator of every part beside
+# that of the whole configuration, which is half of the time that reading a file takes.
 LARGEST = 2**64 - 1
 
 
@@ -67,7 +69,7 @@ class KvCache(StrictDocument):
     block_size: Annotated[int, Field(ge=2)] = 64
     prefix_caching: bool = True
     bytes_per_token: Positive | Literal["auto"] = "auto"
-    capacity: Capacity = Capacity()
+    capacity: Capacity = Capacity.model_construct()
 
     @model_validator(mode="after")
     def _bytes_hold_a_block(self) -> Self:
@@ -95,7 +97,7 @@ class Worker(StrictDocument):
     hardware: Text | None = None
     context_length: Positive | None = None
     startup_seconds: NotNegativeReal = 0.0
-    parallelism: Parallelism = Parallelism()
-    scheduler: Scheduler = Scheduler()
-    kv_cache: KvCache = KvCache()
-    timing: Timing = DefaultTiming()
+    parallelism: Parallelism = Parallelism.model_construct()
+    scheduler: Scheduler = Scheduler.model_construct()
+    kv_cache: KvCache = KvCache.model_construct()
+    timing: Timing = DefaultTiming.model_construct()

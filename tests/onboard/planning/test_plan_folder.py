@@ -16,6 +16,7 @@ from fpmsdk.onboard import plan as planning
 from fpmsdk.onboard.plan import create_plan, plan_lock
 from fpmsdk.onboard.plan_check import check_plan
 from fpmsdk.onboard.request import load_request
+from fpmsdk.recommendation.config import read_recommend_config
 
 
 def environment():
@@ -433,3 +434,11 @@ def test_finalised_data_are_compared_with_their_digests(request_of, folder):
         (folder / path).write_bytes(b"rows")
     check_plan(request, folder)
     assert json.loads((folder / "finalization.json").read_text()) == manifest
+
+
+def test_the_search_of_a_plan_is_one_deployment_that_recommend_reads(planned, folder):
+    config = read_recommend_config(folder / "recommend" / "pilot.yaml")
+    assert config.modes == ("aggregated",)
+    assert config.knobs("aggregated") == ()
+    (sizes,) = config.layouts("aggregated").entries
+    assert sizes.worker_gpus == planned.worker_gpus == config.optimization.constraints.max_candidate_gpus
