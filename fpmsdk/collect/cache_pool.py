@@ -15,6 +15,7 @@ from fpmsdk.errors import EvidenceError
 
 FULL_ATTENTION = "vllm.v1.kv_cache_interface.FullAttentionSpec"
 SLIDING_WINDOW = "vllm.v1.kv_cache_interface.SlidingWindowSpec"
+CPU_DEVICE = "cpu"
 CONVOLUTION_STATE = "vllm.models.inkling.nvidia.sconv_swa_attn.InklingConvState"
 CONVOLUTION_WINDOW_TOKENS = 4
 # A scheduler knows neither of the two.
@@ -51,12 +52,26 @@ def positive(value: Any, name: str) -> int:
     return value
 
 
-def pool_accounting(cache: Mapping[str, Any], scheduled: Mapping[str, Any]) -> PoolAccounting:
+def is_in_host_memory(cache: Mapping[str, Any]) -> bool:
+    """Whether the first storage of a cache is one of a CPU; the storages of a sound cache are on one device.
+
+    >>> is_in_host_memory({"storages": [{"device": "cpu"}]}), is_in_host_memory({"storages": [{"device": "cuda:0"}]})
+    (True, False)
+    """
+    storages = cache.get("storages")
+    first = storages[0] if isinstance(storages, list) and storages else None
+    return isinstance(first, dict) and first.get("device") == CPU_DEVICE
+
+
+def pool_accounting(
+    cache: Mapping[str, Any], scheduled: Mapping[str, Any], *, allow_cpu: bool = False
+) -> PoolAccounting:
     """Recompute what the pool holds from both of its records.
 
     Parameters
     ----------
     cache, scheduled: the `cache` objects of a worker and of its scheduler.
+    allow_cpu: whether the storages may be in the memory of the host, as those of an engine that runs on a CPU.
 
     Raises
     ------
@@ -81,7 +96,7 @@ def pool_accounting(cache: Mapping[str, Any], scheduled: Mapping[str, Any]) -> P
         )
     allocated = positive(cache.get("allocated_cache_bytes"), "cache.allocated_cache_bytes")
     available = positive(cache.get("available_cache_bytes"), "cache.available_cache_bytes")
-    _check_storages(cache.get("storages"), allocated)
+    _check_storages(cache.get("storages"), allocated, allow_cpu)
     if allocated > available:
         raise EvidenceError(f"cache: allocated {allocated} bytes exceed the profiled budget of {available}")
     if allocated % count:
@@ -127,14 +142,16 @@ def cache_groups(cache: Mapping[str, Any], scheduled: Mapping[str, Any], page_si
     return found
 
 
-def _check_storages(storages: Any, allocated_bytes: int) -> None:
+def _check_storages(storages: Any, allocated_bytes: int, allow_cpu: bool) -> None:
     if not isinstance(storages, list) or not storages or not all(isinstance(item, dict) for item in storages):
         raise EvidenceError("cache.storages: expected the backing storages, at least one")
     places = []
     for place, storage in enumerate(storages):
         device, pointer = storage.get("device"), storage.get("pointer")
-        if not isinstance(device, str) or not device.startswith("cuda:"):
-            raise EvidenceError(f"cache.storages[{place}].device: expected cuda:N, found {device!r}")
+        is_known = isinstance(device, str) and (device.startswith("cuda:") or (allow_cpu and device == CPU_DEVICE))
+        if not is_known:
+            accepted = "cuda:N or cpu" if allow_cpu else "cuda:N"
+            raise EvidenceError(f"cache.storages[{place}].device: expected {accepted}, found {device!r}")
         places.append((device, positive(pointer, f"cache.storages[{place}].pointer")))
     if len(set(places)) < len(places) or len({device for device, _ in places}) > 1:
         raise EvidenceError(f"cache.storages: each must be listed once and all be on one device, found {places}")

@@ -18,6 +18,7 @@ from fpmsdk.collect.environment import FINALIZATION
 from fpmsdk.collect.executor import EXECUTE_TIMEOUT_S, READY_TIMEOUT_S, CellLaunch
 from fpmsdk.collect.fake_executor import fake_environment, fake_version
 from fpmsdk.collect.local_checks import metric_ports, require_ports, require_space
+from fpmsdk.collect.local_observers import observer_environment
 from fpmsdk.collect.local_process import TIMED_OUT, OwnedProcess
 from fpmsdk.collect.paths import ranks_of_node
 from fpmsdk.collect.unit_folder import UnitFolder
@@ -79,12 +80,13 @@ class LocalExecutor:
         own |= self._unit.environment()
         own.setdefault("DYN_FPM_WORKER_ID", f"{self._launch.cell.cell_id}-{UNIT}")
         if not self._engine.is_fake:
-            return own
+            return own | observer_environment(self._unit, own.get("PYTHONPATH", ""))
         # It starts in another folder, where a package that is not installed would not be found. A real engine has its
         # own packages, and must not get ours.
         found = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
         places = os.pathsep.join(place for place in found if place)
-        return {**own, **fake_environment(self._launch, self._unit, faults=self._faults), "PYTHONPATH": places}
+        own |= {**fake_environment(self._launch, self._unit, faults=self._faults), "PYTHONPATH": places}
+        return own | observer_environment(self._unit, places)
 
     def apply(self) -> None:
         """Claim the process of the cell, before there is one."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fpmsdk.collect.cache_pool import positive
+from fpmsdk.collect.cache_pool import is_in_host_memory, positive
 from fpmsdk.collect.instrumentation import OBSERVATION_SCHEMA, InstrumentationBundle
 from fpmsdk.collect.observation_imports import check_imports
 from fpmsdk.collect.probe_launch import GRAPH_REQUEST_FIELDS, is_selected_model, launched_settings
@@ -120,6 +120,53 @@ def _check_hardware(record: Mapping[str, Any], identity: Mapping[str, Any], sm_v
     hardware = record.get("hardware")
     if not isinstance(hardware, dict):
         raise EvidenceError("hardware: is missing")
+    device = hardware.get("device_type", "cuda")
+    found = "cpu" if is_in_host_memory(record["cache"]) else "cuda"
+    if device != found:
+        raise EvidenceError(f"hardware.device_type: expected {found!r}, on which the cache is, found {device!r}")
+    if device == "cpu":
+        _check_cpu(hardware, identity, sm_version)
+    else:
+        _check_gpu(hardware, identity, sm_version)
+    memory = positive(hardware.get("total_memory_bytes"), "hardware.total_memory_bytes")
+    budget = positive(record["cache"]["available_cache_bytes"], "cache.available_cache_bytes")
+    if budget > memory:
+        raise EvidenceError(f"cache.available_cache_bytes: {budget} exceed the {memory} bytes of the device")
+
+
+def _check_cpu(hardware: Mapping[str, Any], identity: Mapping[str, Any], sm_version: int | None) -> None:
+    system = identity["gpu"]
+    for name, stated in (("the description of the system", sm_version), ("identity.sm", identity.get("sm"))):
+        if stated is not None:
+            raise EvidenceError(
+                f"hardware.device_type: the engine ran on a CPU, and {name} of {system!r} states SM {stated}; describe "
+                "this machine under a name of its own, without an SM"
+            )
+    same(hardware.get("gpu"), system, "hardware.gpu")
+    same(hardware.get("sm"), None, "hardware.sm")
+    told = hardware.get("device_name")
+    if not isinstance(told, str) or not told.strip():
+        raise EvidenceError(f"hardware.device_name: expected the name of the CPU, found {told!r}")
+
+
+def not_established(record: Mapping[str, Any]) -> list[str]:
+    """What a sound observation of a worker leaves open: nothing on a GPU, and on a CPU what a CPU does not tell.
+
+    >>> not_established({"hardware": {"sm": 90}})
+    []
+    """
+    hardware = record["hardware"]
+    if hardware.get("device_type") != "cpu":
+        return []
+    return [
+        f"hardware.gpu: that {hardware['device_name']!r} is {hardware['gpu']!r} is only stated; a CPU tells no family",
+        "hardware.sm: a CPU has no compute capability",
+        "lifecycle.capture_completed: an engine on a CPU captures no graphs; nothing is known of theirs",
+        "cache.semantics.storage: the cache is in the memory of the host, of which other processes have a part",
+    ]
+
+
+def _check_gpu(hardware: Mapping[str, Any], identity: Mapping[str, Any], sm_version: int | None) -> None:
     system = identity["gpu"]
     match = _FAMILY.fullmatch(system)
     family = match[1] if match else _OTHER_FAMILIES.get(system)
@@ -131,10 +178,6 @@ def _check_hardware(record: Mapping[str, Any], identity: Mapping[str, Any], sm_v
     name = hardware.get("device_name")
     if not isinstance(name, str) or not re.search(rf"(?<![a-z0-9]){re.escape(family)}(?![a-z0-9])", name.lower()):
         raise EvidenceError(f"hardware.device_name: expected a {family} device, found {name!r}")
-    memory = positive(hardware.get("total_memory_bytes"), "hardware.total_memory_bytes")
-    budget = positive(record["cache"]["available_cache_bytes"], "cache.available_cache_bytes")
-    if budget > memory:
-        raise EvidenceError(f"cache.available_cache_bytes: {budget} exceed the {memory} bytes of the device")
 
 
 def _check_engine(record: Mapping[str, Any], config: dict[str, Any], launch: Mapping[str, Any], phase: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fpmsdk.collect.cache_pool import PoolAccounting, cache_groups, pool_accounting, positive
+from fpmsdk.collect.cache_pool import PoolAccounting, cache_groups, is_in_host_memory, pool_accounting, positive
 from fpmsdk.collect.runtime_settings import dtype_name
 from fpmsdk.config.profile import MAX_BYTES
 from fpmsdk.errors import EvidenceError
@@ -66,9 +66,10 @@ def checked_geometry(
     ------
     EvidenceError: memory that is missing, shared undeclared or counted twice, or an unsupported layout.
     """
-    if cache.get("semantics") != SEMANTICS:
-        raise EvidenceError(f"cache.semantics: expected {SEMANTICS}, found {cache.get('semantics')!r}")
-    pool = pool_accounting(cache, scheduled)
+    pool = pool_accounting(cache, scheduled, allow_cpu=True)
+    semantics = {**SEMANTICS, "storage": "host"} if is_in_host_memory(cache) else SEMANTICS
+    if cache.get("semantics") != semantics:
+        raise EvidenceError(f"cache.semantics: expected {semantics}, found {cache.get('semantics')!r}")
     _check_pool_identity(cache, scheduled, pool)
     groups = cache_groups(cache, scheduled, pool.page_size_bytes)
     group_of_layer = _check_groups(cache, precision)
@@ -219,7 +220,10 @@ def _slot(
     slot_bytes = size // num_blocks
     others = slots.get(storage, ())
     if stride not in (0, slot_bytes):
-        raise EvidenceError(f"{where}.block_stride: expected 0, or {slot_bytes} when packed, found {stride}")
+        _check_plane(stride, offset, slot_bytes, num_blocks, width, where)
+        if any(other[:2] == (stride, offset) for other in others) or any(other[0] != stride for other in others):
+            raise EvidenceError(f"{where}: the plane at byte {offset} overlaps another allocation of the storage")
+        return storage, stride, offset
     if (stride == 0 and (offset or others)) or any(other[0] != stride for other in others):
         raise EvidenceError(f"{where}: only packed allocations may share a storage")
     if offset + width > slot_bytes:
@@ -227,6 +231,17 @@ def _slot(
     if any(offset < end and first < offset + width for _, first, end in others):
         raise EvidenceError(f"{where}: bytes {offset} to {offset + width} of the slot overlap another allocation")
     return storage, stride, offset
+
+
+def _check_plane(stride: int, offset: int, slot_bytes: int, num_blocks: int, width: int, where: str) -> None:
+    # A plane holds one page of every block, and planes of equal pages follow each other: layer after layer.
+    if slot_bytes % stride or offset % (stride * num_blocks) or offset >= slot_bytes * num_blocks:
+        raise EvidenceError(
+            f"{where}: expected a block_stride of 0, of {slot_bytes} when packed, or of a part of it with planes of "
+            f"{num_blocks} pages, found {stride} at byte {offset}"
+        )
+    if width > stride:
+        raise EvidenceError(f"{where}: pages of {width} bytes overlap at a block_stride of {stride}")
 
 
 def _view(tensor: Mapping[str, Any], group: Mapping[str, Any], num_blocks: int, layer: str) -> _View:
@@ -265,7 +280,9 @@ def _check_view(
     if math.prod(view.shape) * view.element_bytes > num_blocks * page:
         raise EvidenceError(f"{layer}: the tensor is larger than {num_blocks} pages of {page} bytes")
     if packed_stride:
-        if view.kernel_blocks != 1 or view.strides[view.block_axis] != packed_stride:
+        # Blocks of kernels may divide a page only where pages follow each other without a gap.
+        is_divisible = view.kernel_blocks == 1 or page == packed_stride
+        if not is_divisible or view.kernel_blocks * view.strides[view.block_axis] != packed_stride:
             raise EvidenceError(f"{layer}: a packed tensor must step {packed_stride} bytes from block to block")
         if view.element_bytes + sum((size - 1) * stride for stride, size in view.others) > page:
             raise EvidenceError(f"{layer}: a block of the packed tensor exceeds its page of {page} bytes")

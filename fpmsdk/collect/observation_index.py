@@ -317,6 +317,7 @@ def _provenance(
             "files": dict(bundle.files),
             "import_binding": "verified" if all(collected.bound_imports) else "unverified_legacy",
         },
+        **({"not_established": collected.not_established} if collected.not_established else {}),
         "scope": _SCOPE,
     }
 

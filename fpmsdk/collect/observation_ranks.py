@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fpmsdk.collect.cache_pool import PoolAccounting
-from fpmsdk.collect.observation import same
+from fpmsdk.collect.observation import not_established, same
 from fpmsdk.collect.topology import Topology
 from fpmsdk.errors import EvidenceError
 
@@ -31,6 +31,7 @@ class Collected:
     launch_artifacts: list[dict[str, Any]] = field(default_factory=list)
     runtime_artifacts: list[dict[str, Any]] = field(default_factory=list)
     bound_imports: list[bool] = field(default_factory=list)
+    not_established: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
 
 
@@ -72,6 +73,7 @@ def agree(collected: Collected, record: Mapping[str, Any], config: dict[str, Any
             "engines are meant to differ"
         )
     same(settings, collected.settings, "settings of phases and ranks")
+    collected.not_established = not_established(record)
 
 
 def add_capacity(

@@ -17,6 +17,7 @@ from fpmsdk.collect.executor import ExecutorFactory
 from fpmsdk.collect.instrumentation import InstrumentationBundle, contained_file, load_instrumentation
 from fpmsdk.collect.interrupts import sigterm_interrupts
 from fpmsdk.collect.observation_index import INDEX_SCHEMA, read_index
+from fpmsdk.collect.observers import bundled_versions
 from fpmsdk.collect.plan import CollectionPlan
 from fpmsdk.collect.probe_attempt import clean_up_attempt, is_reusable, run_attempt
 from fpmsdk.collect.probe_plan import probe_plan
@@ -158,25 +159,45 @@ def with_cpu_policy(
 def selected_bundle(
     manifest: str | os.PathLike[str] | None, launches: Mapping[str, Mapping[str, Any]]
 ) -> InstrumentationBundle | None:
-    """The observers that a manifest declares; None when none is given and an engine version is not known yet.
+    """The observers that a manifest declares, else those that come with this package for the version of the engine.
+
+    Parameters
+    ----------
+    manifest: given by the user; None selects by version.
+    launches: launch facts by configuration.
+
+    Returns
+    -------
+    The bundle; None when none is given and an engine version is not known yet.
 
     Raises
     ------
-    OnboardError: the manifest breaks a rule, or none is given and every version is known.
+    OnboardError: the manifest breaks a rule; or none is given and the versions are several, or one that no observers
+        come with.
     """
     if manifest is not None:
         return load_instrumentation(manifest)
     versions = {
-        label: launch["identity"].get("runtime_framework_version") or launch["identity"].get("framework_version")
-        for label, launch in launches.items()
+        launch["identity"].get("runtime_framework_version") or launch["identity"].get("framework_version")
+        for launch in launches.values()
     }
-    if None in versions.values():
+    if None in versions:
         return None
-    raise OnboardError(
-        f"--instrumentation: no observers come with this release for vLLM {', '.join(sorted(set(versions.values())))}; "
-        "give the manifest of observers that were written for it",
-        "--instrumentation",
-    )
+    bundled = bundled_versions()
+    if unknown := sorted(versions - bundled.keys()):
+        raise OnboardError(
+            f"--instrumentation: no observers come with this release for vLLM {', '.join(unknown)}, only for "
+            f"{', '.join(bundled)}; give the manifest of observers that were written for it",
+            "--instrumentation",
+        )
+    if len(versions) > 1:
+        raise OnboardError(
+            f"--instrumentation: the engines are vLLM {', '.join(sorted(versions))}, and a probe has the observers of "
+            "one version; probe them one after the other (--configuration)",
+            "--instrumentation",
+        )
+    version = versions.pop()
+    return load_instrumentation(bundled[version], version)
 
 
 def _launch(plan: CollectionPlan) -> dict[str, Any]:

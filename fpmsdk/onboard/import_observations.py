@@ -157,6 +157,8 @@ def _imported(
         "diagnostics": validated["diagnostics"],
         "validation": str(folder / VALIDATION_FILE),
     }
+    if "not_established" in validated["provenance"]:
+        result["not_established"] = validated["provenance"]["not_established"]
     if request is not None and request.fpm_profile is not None:
         result |= {"request": str(folder / REQUEST_FILE), "profile": str(folder / PROFILE_FILE)}
         reason = json.loads(request.fpm_profile.provenance).get("cache_layout_reason")

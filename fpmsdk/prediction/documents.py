@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from fpmsdk.errors import OnboardError
 from fpmsdk.files import UnfitFileError, read_regular
+from fpmsdk.prediction.faults import reason_of
 from fpmsdk.prediction.local_paths import absolute_paths
 from fpmsdk.prediction.overrides import apply_overrides
 from fpmsdk.prediction.suggestions import accepted_names, closest
@@ -73,9 +74,9 @@ class SourceDocument:
 
     def _described(self, model: type[BaseModel], fault: Any) -> tuple[str, str]:
         """File, line and field of a fault, and what is wrong with it."""
-        place, found = self._located(fault["loc"])
-        reason = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         kind = fault["type"]
+        place, found = self._located(fault["loc"], is_absent=kind == "missing")
+        reason = reason_of(fault, found)
         if kind == "extra_forbidden":
             names = accepted_names(model, fault["loc"][:-1])
             reason = f"unknown field{closest(str(place[-1]), names)}; accepted are {', '.join(names)}"
@@ -83,23 +84,17 @@ class SourceDocument:
                 reason = "is not supported; leave it out"
             elif place in {(section,) for section in SEARCH_SECTIONS}:
                 reason = "belongs to a search; run `fpmsdk recommend`, or leave the section out"
-        elif kind == "missing":
-            reason = "is required"
-        elif kind in ("int_type", "int_parsing", "float_type") and isinstance(found, str):
-            reason = f"must be a number, found the text {found!r}; remove the quotes"
-        elif kind not in ("value_error", "union_tag_not_found"):
-            reason = f"{reason}, found {_shown(found)}"
         name = _dotted(place)
         # A rule between sections begins with the field that it is about.
         position = self._position(place or tuple(reason.partition(" ")[0].rstrip(":").split(".")))
         return (f"{position}: {name}: " if name else f"{position}: "), reason
 
-    def _located(self, location: Sequence[str | int]) -> tuple[Place, Any]:
+    def _located(self, location: Sequence[str | int], *, is_absent: bool) -> tuple[Place, Any]:
         """The place in the document that a location of pydantic, which has the tags of unions too, is."""
         place: list[str | int] = []
         value: Any = self.document
         for i, part in enumerate(location):
-            if isinstance(value, Mapping) and (part in value or i == len(location) - 1):
+            if isinstance(value, Mapping) and (part in value or (is_absent and i == len(location) - 1)):
                 place.append(part)
                 value = value.get(part)
             elif isinstance(value, list) and isinstance(part, int) and part < len(value):
@@ -227,8 +222,3 @@ def _dotted(place: Place) -> str:
     for part in place:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -147,7 +147,7 @@ def test_a_preview_of_one_configuration_notes_its_deployment(session):
         (("--configuration", "other"), "probe", "unknown are other"),
         ((), ".", "holds the session"),
         (("--image", "I", "--cpus-per-task", "4"), "probe", "does not take --cpus-per-task"),
-        (("--image", "I"), "probe", "no observers come with this release"),
+        (("--image", "I", "--instrumentation", "manifest.json"), "probe", "manifest.json"),
     ],
 )
 def test_a_bad_probe_exits_with_2_and_changes_nothing(session, options, output, message):

@@ -46,6 +46,7 @@ def write_bundle(folder):
 SYSTEMS = {
     "h200_sxm": {"sm": 90, "memory_bytes": 151397597184, "node": 8},
     "gb200": {"sm": 100, "memory_bytes": 198674743296, "node": 4},
+    "cpu_host": {"sm": None, "memory_bytes": 25276510208, "node": 1},
 }
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -64,13 +65,13 @@ REVISION = "b" * 40
 
 
 def write_systems(folder):
-    """A systems root with the two systems of the specification, for FPMSDK_SYSTEMS_PATH."""
+    """A systems root with two GPUs of the specification and a CPU, for FPMSDK_SYSTEMS_PATH."""
     folder.mkdir(parents=True)
     for name, told in SYSTEMS.items():
         (folder / f"{name}.yaml").write_text(
             f"data_dir: data/{name}\n"
             "gpu: {mem_bw: 4.8e+12, bfloat16_tc_flops: 9.9e+14, "
-            f"mem_capacity: {told['memory_bytes']}, sm_version: {told['sm']}}}\n"
+            f"mem_capacity: {told['memory_bytes']}, sm_version: {'null' if told['sm'] is None else told['sm']}}}\n"
             f"node: {{num_gpus_per_node: {told['node']}, intra_node_bw: 9.0e+11, inter_node_bw: 5.0e+10}}\n"
             "misc: {nccl_mem: {1: 0}, other_mem: 0}\n"
         )

@@ -290,7 +290,20 @@ UNSOUND = {
     "storage on the cpu": (
         "worker",
         lambda r: [storage.update(device="cpu") for storage in r["cache"]["storages"]],
-        "expected cuda:N",
+        "hardware.device_type: expected 'cpu', on which the cache is, found 'cuda'",
+    ),
+    "storage elsewhere": (
+        "worker",
+        lambda r: [storage.update(device="xpu:0") for storage in r["cache"]["storages"]],
+        "expected cuda:N or cpu, found 'xpu:0'",
+    ),
+    "a cpu of a described gpu": (
+        "worker",
+        lambda r: (
+            r["hardware"].update(device_type="cpu", sm=None),
+            [storage.update(device="cpu") for storage in r["cache"]["storages"]],
+        ),
+        "the description of the system of 'h200_sxm' states SM 90",
     ),
     "geometry": ("scheduler", group(block_size_tokens=32), "different geometry"),
     "spec": ("worker and scheduler", group(spec_type="vllm.v1.kv_cache_interface.MambaSpec"), "spec_type"),
@@ -405,6 +418,47 @@ def test_packed_layers_own_their_part_of_every_block(probe, name, alter, message
     observed = validate_observations(index, launches)["tp1"]
     if message is None:
         assert observed.status == "complete"
+    else:
+        assert message in observed.diagnostics[0]
+
+
+def planes(record):
+    # Both layers in one storage, the pages of one after those of the other.
+    packed(record)
+    held = record["cache"]
+    for n in (0, 1):
+        held["tensor_allocations"][n].update(block_stride=512, offset=n * 512_000)
+        held["layer_tensors"][f"model.layers.{n}.attn"].update(
+            storage_offset_bytes=n * 512_000, stride_bytes=[512, 256, 16, 8, 2]
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "alter", "message"),
+    [
+        ("planes", lambda held: None, None),
+        ("same plane", lambda held: held["tensor_allocations"][1].update(offset=0), "overlaps another allocation"),
+        ("between planes", lambda held: held["tensor_allocations"][1].update(offset=511_488), "planes of 1000 pages"),
+        ("behind the last", lambda held: held["tensor_allocations"][1].update(offset=1_024_000), "planes of 1000"),
+        ("page too large", lambda held: held["tensor_allocations"][0].update(block_stride=256), "pages of 512 bytes"),
+        (
+            "step",
+            lambda held: held["layer_tensors"]["model.layers.0.attn"].update(stride_bytes=[1024, 256, 16, 8, 2]),
+            "must step 512",
+        ),
+    ],
+)
+def test_layers_may_follow_each_other_in_planes_of_one_storage(probe, name, alter, message):
+    def change(label, phase, file, record):
+        if record["kind"] == "worker":
+            planes(record)
+            alter(record["cache"])
+
+    index, launches = probe(change=change)
+    observed = validate_observations(index, launches)["tp1"]
+    if message is None:
+        assert observed.status == "complete"
+        assert observed.resources["cache_groups"][0]["page_size_bytes"] == 1024
     else:
         assert message in observed.diagnostics[0]
 

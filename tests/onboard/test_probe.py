@@ -13,6 +13,8 @@ import pytest
 
 from fpmsdk.collect.executors import executor_factory
 from fpmsdk.collect.fake_executor import FakeExecutor
+from fpmsdk.collect.instrumentation import load_instrumentation
+from fpmsdk.collect.observers import bundled_versions
 from fpmsdk.collect.probe import with_cpu_policy
 from fpmsdk.collect.probe_attempt import attempt_folder
 from fpmsdk.documents.canonical import digest
@@ -298,8 +300,29 @@ def test_an_unknown_engine_version_defers_the_preview_of_all(session):
 
 
 def test_without_observers_for_a_known_version_the_way_out_is_told(session):
-    with pytest.raises(OnboardError, match=r"no observers come with this release for vLLM 0\.27\.0; give the manifest"):
-        probe(session(), instrumentation=None)
+    made = session({"other": {"draft_request": EXAMPLE, "inputs": {"runtime_framework_version": "0.30.0"}}})
+    with pytest.raises(OnboardError, match=r"no observers come with .* vLLM 0\.30\.0, only for 0\.27\.0, .*; give the"):
+        probe(made, instrumentation=None)
+
+
+@pytest.mark.parametrize("version", ["0.27.0", "0.28.0", "0.31.0"])
+def test_the_bundled_observers_of_the_engine_version_are_taken(session, version):
+    made = session({"tp1": {"draft_request": EXAMPLE, "inputs": {"runtime_framework_version": version}}})
+    result = probe(made, instrumentation=None)
+    assert result["status"] == "preview"
+    (manifest,) = (made.folder / "probe").glob("previews/*/*/instrumentation/manifest.json")
+    assert load_instrumentation(manifest, version).sha256 == load_instrumentation(bundled_versions()[version]).sha256
+
+
+def test_engines_of_two_versions_are_not_observed_in_one_probe(session):
+    made = session(
+        {
+            version: {"draft_request": EXAMPLE, "inputs": {"runtime_framework_version": version}}
+            for version in ("0.27.0", "0.28.0")
+        }
+    )
+    with pytest.raises(OnboardError, match=r"the engines are vLLM 0\.27\.0, 0\.28\.0.*--configuration"):
+        probe(made, instrumentation=None)
 
 
 def test_a_legacy_launch_with_explicit_captures_is_warned_of(session):

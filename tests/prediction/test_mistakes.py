@@ -167,6 +167,27 @@ MISTAKES = {
         changed(f"{WORKERS}.kv_cache.host_offload", {"blocks": 4}),
         "engine.workers.aggregated.kv_cache.host_offload: is not supported; leave it out",
     ),
+    "a misspelt type": (
+        changed("traffic.load.type", "poison"),
+        "predict.yaml:6: traffic.load: type must be 'concurrency', 'poisson', 'constant_rate', 'trace_timestamps', "
+        "'kv_capacity_fraction', found 'poison' (did you mean 'poisson'?)",
+    ),
+    "no rate": (
+        changed("traffic.load", {"type": "poisson"}),
+        "predict.yaml:6: traffic.load: give exactly one of requests_per_second and sessions_per_second",
+    ),
+    "a domain of a search": (
+        changed("traffic.load.concurrency", {"choices": [1, 2]}),
+        "traffic.load.concurrency: is a domain, which `fpmsdk recommend` searches; give one value",
+    ),
+    "a list in place of a section": (
+        changed("evaluation", [], timing=None),
+        "evaluation: must be a mapping of fields, found []",
+    ),
+    "a text that is no number": (
+        changed("engine.context_length", "maxx"),
+        "engine.context_length: must be a number, found the text 'maxx' or must be 'max', found 'maxx'",
+    ),
     "automatic hardware": (
         changed("engine.hardware", "auto"),
         "predict.yaml:13: engine.hardware auto is for recommend; name the system, such as h200_sxm",

@@ -77,14 +77,26 @@ def test_workers_that_are_killed_in_the_middle_change_nothing(cluster, options, 
     ]
 
 
-def test_a_candidate_that_kills_every_worker_is_given_up(options, tmp_path):
-    found = made_up.run(tmp_path / "dask", options=options, happens={"dies_at": {"a": 2, "b": 10}})
-    assert found.exit_code == 3
-    assert found.ledger["counts"]["resource_limited"] >= 2
-    limited = {
-        each.outcome.reason_category for each in found.result.candidates if each.outcome.status == "resource_limited"
-    }
-    assert limited == {"resource_limit"}
+def test_a_cluster_that_loses_its_last_worker_ends_the_sweep_which_goes_on_elsewhere(tmp_path):
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as made:
+        options = Options(executor="dask", scheduler=made.scheduler_address)
+        limits = {"config": {"execution": {"resources": {"initialization_timeout_seconds": 2.0}}}}
+        journal = tmp_path / "output/candidates.jsonl"
+
+        def stop():
+            while not journal.exists() or len(journal.read_bytes().splitlines()) < 4:
+                time.sleep(0.01)
+            made.scale(0)
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        with pytest.raises(CollectionError, match="no worker has been left for 2 s; start some, then --resume"):
+            made_up.run(tmp_path / "output", options=options, happens={"seconds": 0.2}, **limits)
+        stopper.join()
+    found = made_up.run(tmp_path / "output", options=Options(resume=True), **limits)
+    assert len(found.result.candidates) == 30
 
 
 def test_a_late_candidate_is_timed_out(cluster):

@@ -5,8 +5,11 @@ Source: predict-recommend.md section 17.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +19,9 @@ from fpmsdk.version import __version__
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+# How often the workers of the cluster are counted.
+_LOOK_SECONDS = 0.5
 
 
 @contextmanager
@@ -50,7 +56,13 @@ def cluster_workers(
         except TimeoutError:
             raise CollectionError(f"{address}: no worker joined within {start_seconds:g} s; start one") from None
         _same_version(client, address)
-        yield _Cluster(client, timeout_seconds), max(1, sum(client.nthreads().values()))
+        cluster = _Cluster(client, timeout_seconds)
+        ended = threading.Event()
+        threading.Thread(target=cluster.watch, args=(ended, address, start_seconds), daemon=True).start()
+        try:
+            yield cluster, max(1, sum(client.nthreads().values()))
+        finally:
+            ended.set()
 
 
 class _Cluster(Executor):
@@ -59,32 +71,49 @@ class _Cluster(Executor):
     def __init__(self, client: Any, timeout_seconds: float | None) -> None:
         # The scheduler gives a task of a dead worker to another one by itself.
         self._executor = client.get_executor(pure=False)
+        self._client = client
         self._timeout_seconds = timeout_seconds
+        self._waiting: set[Future[Any]] = set()
 
     def submit(
         self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Future[Result]:
         theirs = self._executor.submit(remote, __version__, self._timeout_seconds, fn, args, kwargs)
         future: Future[Result] = Future()
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
         theirs.add_done_callback(lambda done: _pass_on(done, future))
         return future
+
+    def watch(self, ended: threading.Event, address: str, patience_seconds: float) -> None:
+        """Fail what waits when there has been no worker for so long: nobody would ever answer."""
+        last_seen = time.monotonic()
+        while not ended.wait(_LOOK_SECONDS):
+            if self._client.nthreads():
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > patience_seconds:
+                for future in tuple(self._waiting):
+                    message = (
+                        f"{address}: no worker has been left for {patience_seconds:g} s; start some, then --resume"
+                    )
+                    with contextlib.suppress(InvalidStateError):
+                        future.set_exception(CollectionError(message))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._executor.shutdown(wait=wait and not cancel_futures)
 
 
 def _pass_on(theirs: Future[Any], future: Future[Any]) -> None:
-    if theirs.cancelled():
-        future.cancel()
-        future.set_running_or_notify_cancel()
-        return
-    fault = theirs.exception()
-    if fault is None:
-        future.set_result(theirs.result())
-    elif type(fault).__name__ == "KilledWorker":
-        future.set_exception(WorkerLostError("every worker of the cluster that took it up died"))
-    else:
-        future.set_exception(fault)
+    with contextlib.suppress(InvalidStateError):  # given up before
+        if theirs.cancelled():
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        elif (fault := theirs.exception()) is None:
+            future.set_result(theirs.result())
+        elif type(fault).__name__ == "KilledWorker":
+            future.set_exception(WorkerLostError("every worker of the cluster that took it up died"))
+        else:
+            future.set_exception(fault)
 
 
 def remote(version: str, seconds: float | None, call: Callable[..., Any], arguments: Any, options: Any) -> Any:
