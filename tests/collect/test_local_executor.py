@@ -72,7 +72,7 @@ def test_an_engine_that_serves_on_is_ended_once_its_results_are_complete(run, sm
         assert runtime == {"backend": "vllm", "backend_version": "0.27.0", "dynamo_version": "1.6.1"}
 
 
-def test_the_recorded_prefill_cell_of_a_real_engine_passes_again(run, small_plan, tmp_path, monkeypatch, unruly):
+def test_the_recorded_cells_of_a_real_engine_pass_again(run, small_plan, tmp_path, monkeypatch, unruly):
     """vLLM 0.31.0 (CPU) with Dynamo 1.6.1, the smoke run of benchmarks/journey_real; paths alone are others."""
     (tmp_path / "config.json").write_bytes((RECORDED / "local_model_config.json").read_bytes())
     unruly("plays_back")  # for its port
@@ -87,11 +87,13 @@ def test_the_recorded_prefill_cell_of_a_real_engine_passes_again(run, small_plan
         plan,
         executor=lambda launch: LocalExecutor(launch, engine=engine, grace_s=1.0, poll_s=0.05),
         smoke=True,
+        limit=2,
     )
     assert errors == []
-    (entry,) = document["cells"].values()
-    assert entry["measured_point_count"] == 4
-    assert entry["native_kv_seed_regime_counts"] == {"not_applicable": 2, "real_prefix": 2}
+    prefill, decode = document["cells"].values()
+    assert (prefill["measured_point_count"], decode["measured_point_count"]) == (4, 4)
+    assert prefill["native_kv_seed_regime_counts"] == {"not_applicable": 2, "real_prefix": 2}
+    assert decode["native_kv_seed_regime_counts"] == {"fake_fallback": 4}
 
 
 @pytest.mark.parametrize(
