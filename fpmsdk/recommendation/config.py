@@ -266,6 +266,8 @@ class RecommendConfig:
         _check_versions(engine.get("backend_version"), self.backends)
         for mode, backend in self._templates:
             template = self._templates[mode, backend]
+            if path := next(_domains_within(template), None):
+                raise OnboardError(f"{path}: takes no domain; give one value", path)
             self._check_prediction(template)
             check_goal(self.document, self.optimization, template)
             for path, domain in self.domains(mode).items():
@@ -295,6 +297,17 @@ def read_recommend_config(
     Source: predict-recommend.md section 2.
     """
     return RecommendConfig.from_source(read_document(path, overrides))
+
+
+def _domains_within(value: Any, path: str = "") -> Iterator[str]:
+    """Where a prediction has a domain, which it should not."""
+    if not isinstance(value, Mapping):
+        return
+    if set(value) in ({"choices"}, {"range"}):
+        yield path
+        return
+    for name, item in value.items():
+        yield from _domains_within(item, f"{path}.{name}" if path else str(name))
 
 
 def _modes(engine: Mapping[str, Any], notes: list[str]) -> tuple[str, ...]:
