@@ -59,8 +59,10 @@ class TraceBuilder:
         self._priorities.append(row.priority)
         self._ranks.append(row.dp_rank)
         self._prefill_ranks.append(row.prefill_dp_rank)
-        # Blocks past the end of the prompt identify nothing.
-        used = min(len(row.hash_ids), -(-row.prompt_tokens // self._block_tokens))
+        used = len(row.hash_ids)
+        if not row.describes_output:
+            # Blocks past the end of the prompt identify nothing.
+            used = min(used, -(-row.prompt_tokens // self._block_tokens))
         self._num_blocks.append(used)
         self._blocks.extend(row.hash_ids[:used])
         self._num_awaits.append(len(row.awaits))

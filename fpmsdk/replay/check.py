@@ -254,7 +254,7 @@ class _Blocks:
     def add(self, row: Row) -> None:
         """Look at one more row."""
         count = len(row.hash_ids)
-        if not count:
+        if not count or row.describes_output:
             return
         # A block size that needs exactly so many blocks for this prompt.
         self._least = max(self._least, -(-row.prompt_tokens // count))

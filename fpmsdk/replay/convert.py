@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fpmsdk.errors import TraceError
 from fpmsdk.replay.formats import open_trace, writing, written_form
 from fpmsdk.replay.formats.reader import ReadOptions
 from fpmsdk.replay.rows import PlacedRow
@@ -70,6 +71,8 @@ def convert_trace(
     """
     form = written_form(target, target_format)
     reader = open_trace(source, source_format, options)
+    if reader.describes_output:
+        raise _untellable(source)
     with closing(Spool(reader, advance)) as spool, writing(target, form, spool.block_tokens) as writer:
         writer.write(spool.rows())
     return Conversion(reader.form, form, spool.block_tokens, spool.num_requests, dict(spool.left_out))
@@ -77,8 +80,17 @@ def convert_trace(
 
 def write_trace(trace: Trace, path: str | Path, format: str | None = None) -> None:
     """Write a `Trace`; see `Trace.write`."""
-    with writing(path, written_form(path, format), trace.block_tokens) as writer:
+    form = written_form(path, format)
+    # Readers would cut off the blocks past a prompt.
+    if np.any(np.diff(trace.hash_offsets) > -(-trace.prompt_tokens // trace.block_tokens)):
+        raise _untellable("the trace")
+    with writing(path, form, trace.block_tokens) as writer:
         writer.write(_rows_of(trace))
+
+
+def _untellable(source: str | Path) -> TraceError:
+    text = "has hash ids of answers too, which no form to write can say; keep the trace as it is"
+    return TraceError(f"{source}: {text}", path=str(source), field="hash_ids")
 
 
 def _rows_of(trace: Trace) -> Iterator[PlacedRow]:

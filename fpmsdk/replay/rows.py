@@ -60,6 +60,7 @@ class Row:
     session_id: None is a session of its own, with the name of the request.
     priority, dp_rank, prefill_dp_rank: as in `Trace`.
     hash_ids: identities of prompt blocks.
+    describes_output: the blocks past the prompt identify what is generated.
     awaits: of a later turn, how many rows of its session back those lie that it waits for; none is the row before it.
     """
 
@@ -76,6 +77,7 @@ class Row:
     prefill_dp_rank: int = -1
     hash_ids: Sequence[int] = ()
     awaits: Sequence[int] = ()
+    describes_output: bool = False
 
     @property
     def name(self) -> str:

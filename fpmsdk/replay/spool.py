@@ -140,7 +140,9 @@ class Spool:
             at = row.at or 0
             self._is_in_order = self._is_in_order and (self._last_at is None or self._last_at <= at)
             self._last_at = at
-            used = min(len(row.hash_ids), -(-row.prompt_tokens // self._reader.block_tokens))
+            used = len(row.hash_ids)
+            if not row.describes_output:
+                used = min(used, -(-row.prompt_tokens // self._reader.block_tokens))
             self.has_blocks = self.has_blocks or used > 0
             yield (
                 row.line,

@@ -89,19 +89,24 @@ class Trace:
         time_unit: Literal["ms", "s"] | None = None,
         benchmark: int | None = None,
         nested_timestamps: Literal["auto", "absolute", "relative"] | None = None,
+        more_paths: Sequence[str | Path] | None = None,
+        kv_block_tokens: int | None = None,
     ) -> Trace:
         """Read a trace file, gzip-compressed or not; an option that the form does not have is refused.
 
         Parameters
         ----------
         path: the file; of `weka` also a directory of plays.
-        format: `mooncake`, `aiperf` (JSON lines), `azure`, `burstgpt` (CSV), `guidellm`, `weka`, `recorded` (JSON) or
-            `parquet`; None looks at the ending and the first record.
+        format: `mooncake`, `mooncake-delta`, `dynamo`, `aiperf` (JSON lines), `azure`, `burstgpt` (CSV), `guidellm`,
+            `weka`, `recorded` (JSON) or `parquet`; None looks at the ending and the first record.
         block_tokens: prompt tokens per hash id of a Mooncake trace, 512 when omitted.
         time_unit: unit of `timestamp` and `delay` in a Mooncake trace, `ms` when omitted.
         benchmark: which benchmark of a GuideLLM report, from 0; needed when it holds several.
         nested_timestamps: whether the requests of a Weka subagent count from its start; `auto`, the default, takes
             `relative` when one of them would lie before it.
+        more_paths: further files of a Dynamo trace.
+        kv_block_tokens: size of the KV blocks for which a `mooncake-delta` trace is told, in tokens; 1, which serves
+            every size and needs most memory, when omitted.
 
         Raises
         ------
@@ -120,7 +125,9 @@ class Trace:
         """
         from fpmsdk.replay.formats import ReadOptions, read_trace
 
-        return read_trace(path, format, ReadOptions(block_tokens, time_unit, benchmark, nested_timestamps))
+        more = None if more_paths is None else tuple(more_paths)
+        options = ReadOptions(block_tokens, time_unit, benchmark, nested_timestamps, more, kv_block_tokens)
+        return read_trace(path, format, options)
 
     @classmethod
     def from_arrays(

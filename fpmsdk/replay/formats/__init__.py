@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # The module and class of each reader; pyarrow loads with the form that needs it.
 READERS = {
     "mooncake": ("mooncake", "MooncakeReader"),
+    "mooncake-delta": ("mooncake_delta", "MooncakeDeltaReader"),
+    "dynamo": ("dynamo", "DynamoReader"),
     "aiperf": ("aiperf", "AiperfReader"),
     "azure": ("azure", "AzureReader"),
     "burstgpt": ("burstgpt", "BurstGptReader"),

@@ -76,6 +76,8 @@ def _form_of_keys(keys: set[str]) -> str | None:
         ("aiperf", {"metadata", "metrics"}),
         ("weka", {"requests", "block_size"}),
         ("guidellm", {"benchmarks"}),
+        ("dynamo", {"schema", "event_type"}),
+        ("dynamo", {"event"}),
     ):
         if marks <= keys:
             return form

@@ -23,6 +23,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _HashId = Annotated[int, msgspec.Meta(ge=0)]
 # Blocks that no other request has need ids of their own; those of a source start at 0 as a rule.
 _FIRST_FRESH_ID = 2**63
+EMPTY_PROMPT = "input_length is 0; a prompt has at least one token"
 
 
 class _Row(msgspec.Struct):
@@ -68,8 +69,10 @@ class MooncakeReader(Reader):
 
     def parse(self, line: int, record: bytes) -> Iterator[Row | LeftOut]:
         """One request."""
-        row = _decoded(self.path, line, record)
-        hashes, prompt, output = _lengths(self.path, line, row, self.block_tokens)
+        row = decoded(self.path, line, record)
+        hashes, prompt, output = lengths(self.path, line, row, self.block_tokens)
+        if prompt == 0:
+            raise row_error(self.path, line, EMPTY_PROMPT, "input_length")
         yield Row(
             line,
             prompt,
@@ -84,17 +87,23 @@ class MooncakeReader(Reader):
 
     def check_blocks(self, row: Row) -> None:
         """Check that the hash ids of a row cover its prompt; raises TraceError."""
-        capacity = len(row.hash_ids) * self.block_tokens
-        if row.prompt_tokens > capacity:
-            raise self.fault(
-                row,
-                f"input_length {row.prompt_tokens} exceeds hash_ids capacity {capacity}; give a hash id for every "
-                f"{self.block_tokens} tokens, or the block_tokens that the trace was made with",
+        self.check_capacity(row.line, row.prompt_tokens, len(row.hash_ids), self.block_tokens)
+
+    def check_capacity(self, line: int, input_tokens: int, num_hashes: int, block_tokens: int) -> None:
+        """Check that so many hash ids cover so many tokens; raises TraceError."""
+        capacity = num_hashes * block_tokens
+        if input_tokens > capacity:
+            raise row_error(
+                self.path,
+                line,
+                f"input_length {input_tokens} exceeds hash_ids capacity {capacity}; give a hash id for every "
+                f"{block_tokens} tokens, or the block_tokens that the trace was made with",
                 "input_length",
             )
 
 
-def _decoded(path: str | Path, line: int, text: bytes) -> _Row:
+def decoded(path: str | Path, line: int, text: bytes) -> _Row:
+    """The fields of a line under their own names; raises TraceError."""
     try:
         row = _DECODER.decode(text)
     except msgspec.ValidationError as fault:
@@ -112,7 +121,8 @@ def _decoded(path: str | Path, line: int, text: bytes) -> _Row:
     return row
 
 
-def _lengths(path: str | Path, line: int, row: _Row, block_tokens: int) -> tuple[list[int], int, int]:
+def lengths(path: str | Path, line: int, row: _Row, block_tokens: int) -> tuple[list[int], int, int]:
+    """The hash ids, the input and the output tokens of a line; raises TraceError."""
     fault = partial(row_error, path, line)
     if row.hash_ids is None:
         raise fault(
@@ -123,8 +133,6 @@ def _lengths(path: str | Path, line: int, row: _Row, block_tokens: int) -> tuple
     if max(row.hash_ids, default=0) >= 2**64:
         raise fault(f"hash_ids holds {max(row.hash_ids)}; give 64-bit integers", "hash_ids")
     prompt = len(row.hash_ids) * block_tokens if row.input_length is None else row.input_length
-    if prompt == 0:
-        raise fault("input_length is 0; a prompt has at least one token", "input_length")
     if prompt > MAX_TOKENS:
         raise fault(f"hash_ids stand for {prompt} tokens, at most {MAX_TOKENS} fit", "hash_ids")
     if row.output_token_ids is not None and len(row.output_token_ids) != row.output_length:

@@ -26,11 +26,15 @@ class ReadOptions:
     time_unit: str | None = None
     benchmark: int | None = None
     nested_timestamps: str | None = None
+    more_paths: tuple[str | Path, ...] | None = None
+    kv_block_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         if self.block_tokens is not None:
             check_block_tokens(self.block_tokens)
+        if self.kv_block_tokens is not None:
+            check_block_tokens(self.kv_block_tokens)
         for name, accepted in _ACCEPTED.items():
             value = getattr(self, name)
             if value is not None and value not in accepted:
@@ -46,13 +50,16 @@ class Reader(ABC):
     options: names of the `ReadOptions` that the form takes.
     clock: unit of its times.
     keeps_clock: times count from the 0 of the source, not from the earliest arrival.
+    describes_output: hash ids of its rows identify answers too.
+    has_lines: whether numbers of rows are lines of the file.
     block_tokens: prompt tokens per hash id; final once the first record was read.
     """
 
     form: ClassVar[str]
     options: ClassVar[frozenset[str]] = frozenset()
     keeps_clock: ClassVar[bool] = False
-    has_lines: ClassVar[bool] = True
+    describes_output: ClassVar[bool] = False
+    has_lines: bool = True
 
     def __init__(self, path: str | Path, options: ReadOptions) -> None:
         self.path = path

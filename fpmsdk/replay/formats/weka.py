@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -147,7 +147,7 @@ class WekaReader(Reader):
 
     form = "weka"
     options = frozenset({"nested_timestamps"})
-    has_lines: ClassVar[bool] = False
+    has_lines = False
 
     def __init__(self, path: str | Path, options: ReadOptions) -> None:
         super().__init__(path, options)

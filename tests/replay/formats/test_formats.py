@@ -30,7 +30,7 @@ def test_an_ending_that_tells_nothing_asks_for_the_form(tmp_path):
 
 
 def test_an_unknown_form_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(TraceError, match="unknown trace format 'pcap'; known are mooncake, aiperf, azure,"):
+    with pytest.raises(TraceError, match="unknown trace format 'pcap'; known are mooncake, mooncake-delta, dynamo,"):
         Trace.read(tmp_path / "t.jsonl", "pcap")
 
 
@@ -55,6 +55,8 @@ def test_cut_gzip_data_are_refused(tmp_path):
         ("t.json", {"requests": []}, "recorded"),
         ("t.json", {"requests": [], "block_size": 4}, "weka"),
         ("t.json", {"benchmarks": []}, "guidellm"),
+        ("t.jsonl", {"schema": "", "event_type": ""}, "dynamo"),
+        ("t.jsonl", {"timestamp": 1, "event": {}}, "dynamo"),
         ("t.jsonl", "no JSON", "mooncake"),
         ("t.json.gz", {"benchmarks": []}, "guidellm"),
         ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", "azure"),
