@@ -221,6 +221,8 @@ def test_every_form_of_trace_that_a_replay_reads_can_be_predicted(format, name, 
 
 
 def test_a_form_of_trace_that_no_replay_reads_is_refused_with_those_that_are(tmp_path):
-    source = {"type": "trace", "paths": ["trace.jsonl"], "format": "dynamo"}
-    with pytest.raises(OnboardError, match=r"format: must be 'mooncake', 'aiperf'.*found 'dynamo'"):
+    source = {"type": "trace", "paths": ["trace.jsonl"], "format": "applied_compute_agentic"}
+    with pytest.raises(
+        OnboardError, match=r"format: must be 'mooncake', 'mooncake-delta', 'dynamo'.*found 'applied_compute_agentic'"
+    ):
         predict(fixed(traffic={"source": source, "load": {"type": "trace_timestamps"}}), tmp_path / "output")

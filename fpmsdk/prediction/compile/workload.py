@@ -45,7 +45,7 @@ def workload_of(config: PredictConfig, kv_concurrency: int | None = None) -> tup
     if stop is not None and stop.max_virtual_time_seconds is not None:
         options["max_sim_time_ms"] = stop.max_virtual_time_seconds * 1e3
     if isinstance(source, TraceSource):
-        return _recorded(source), options | _trace_load(config)
+        return _recorded(source, config), options | _trace_load(config)
     load, arrivals_ms = config.traffic.load, _arrivals_ms(config, _count(config, kv_concurrency))
     if isinstance(load, ConcurrencyLoad | KvCapacityLoad):
         options["concurrency"] = load.concurrency if isinstance(load, ConcurrencyLoad) else kv_concurrency
@@ -57,9 +57,16 @@ def workload_of(config: PredictConfig, kv_concurrency: int | None = None) -> tup
     return dataclasses.replace(trace, arrival_ms=arrivals_ms), options
 
 
-def _recorded(source: TraceSource) -> Trace:
+def _recorded(source: TraceSource, config: PredictConfig) -> Trace:
     if source.format == "weka":
         return Trace.read(source.paths[0], "weka", nested_timestamps=source.nested_timestamp_basis)
+    if source.format == "mooncake-delta":
+        cache = config.roles["aggregated"].kv_cache.block_size
+        return Trace.read(source.paths[0], source.format, block_tokens=source.block_size, kv_block_tokens=cache)
+    if source.format == "dynamo":
+        return Trace.read(
+            source.paths[0], source.format, block_tokens=source.block_size, more_paths=source.paths[1:] or None
+        )
     return Trace.read(source.paths[0], source.format, block_tokens=source.block_size)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fpmsdk.prediction.config.engine import MODEL_CONTROLS, ROLES
 from fpmsdk.prediction.config.timing import QUANTISATION_FIELDS, DefaultTiming
+from fpmsdk.prediction.config.traffic import TraceSource
 
 if TYPE_CHECKING:
     from fpmsdk.prediction.config.root import PredictConfig
@@ -19,6 +20,11 @@ _SKELETON = "workers: {prefill: {parallelism: {tensor: 1}}, decode: {parallelism
 def check_rules(config: PredictConfig) -> None:
     """Raise `ValueError` for the first rule that two sections break together."""
     _check_roles(config)
+    source = config.traffic.source
+    if isinstance(source, TraceSource) and source.format == "mooncake-delta" and config.engine.mode != "aggregated":
+        raise ValueError(
+            f"traffic.source.format: mooncake-delta needs engine.mode aggregated, found {config.engine.mode}"
+        )
     _check_timing(config)
     _check_profile(config)
     if config.engine.hardware == "auto":

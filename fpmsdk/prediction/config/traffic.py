@@ -53,17 +53,26 @@ class SessionSource(StrictDocument):
 
 
 class TraceSource(StrictDocument):
-    """One file of recorded requests. `nested_timestamp_basis` belongs to Weka plays, `block_size` to Mooncake rows."""
+    """Recorded requests in one file, those of `dynamo` in several.
+
+    `nested_timestamp_basis` belongs to Weka plays, `block_size` to Mooncake rows and, as a check, to Dynamo events.
+    """
 
     type: Literal["trace"]
-    paths: Annotated[list[Text], Field(min_length=1, max_length=1)]
-    format: Literal["mooncake", "aiperf", "azure", "burstgpt", "guidellm", "recorded", "parquet", "weka"] = "mooncake"
+    paths: Annotated[list[Text], Field(min_length=1)]
+    format: Literal[
+        "mooncake", "mooncake-delta", "dynamo", "aiperf", "azure", "burstgpt", "guidellm", "recorded", "parquet", "weka"
+    ] = "mooncake"
     block_size: Positive | None = None
     nested_timestamp_basis: Literal["absolute", "relative"] | None = None
 
     @model_validator(mode="after")
     def _options_of_the_format(self) -> Self:
-        if self.format != "mooncake" and self.block_size is not None:
+        if self.format != "dynamo" and len(self.paths) > 1:
+            raise ValueError(
+                f"paths: format {self.format} has one file, found {len(self.paths)}; only dynamo has several"
+            )
+        if self.format not in ("mooncake", "mooncake-delta", "dynamo") and self.block_size is not None:
             raise ValueError(f"block_size belongs to mooncake rows; format {self.format} has none, or states its own")
         if self.format != "weka" and self.nested_timestamp_basis is not None:
             raise ValueError("nested_timestamp_basis belongs to format weka")
