@@ -33,9 +33,7 @@ SUBCOMMANDS = {
     "onboard": Subcommand(
         "fpmsdk.cli.onboard:onboard", "Onboard a model: plan, collect, verify and finalise its measurements."
     ),
-    "recommend": Subcommand(
-        "fpmsdk.cli.recommend:recommend", "Search the deployments that serve a workload best; merge parts of a search."
-    ),
+    "recommend": Subcommand("fpmsdk.cli.recommend:recommend", "Search the deployments that serve a workload best."),
     "snapshot": Subcommand("fpmsdk.cli.snapshot:snapshot", "Saved models: save, inspect, verify, diff."),
     "table": Subcommand(
         "fpmsdk.cli.table:table", "Whole-forward tables: check, leave-one-out report, plot, merge, medians."

@@ -31,7 +31,7 @@ def reason_of(fault: Mapping[str, Any], found: Any) -> str:
     elif kind in _OF_NUMBERS and isinstance(found, str):
         reason = f"must be a number, found the text {found!r}{'; remove the quotes' if _is_number(found) else ''}"
     elif isinstance(found, Mapping) and ("choices" in found or "range" in found):
-        reason = "is a domain, which `fpmsdk recommend` searches; give one value"
+        reason = "is a domain, and this takes one value; only `fpmsdk recommend` searches, and not every field"
     elif kind == "model_type":
         reason = f"must be a mapping of fields, found {_shown(found)}"
     elif kind == "value_error":

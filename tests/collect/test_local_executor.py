@@ -20,6 +20,7 @@ from fpmsdk.collect.local_executor import LocalExecutor
 from fpmsdk.errors import CollectionError, MissingCapabilityError, OnboardError
 
 ROOT = Path(__file__).parents[2]
+RECORDED = Path(__file__).with_name("recorded")
 
 
 @pytest.fixture
@@ -69,6 +70,30 @@ def test_an_engine_that_serves_on_is_ended_once_its_results_are_complete(run, sm
     for provenance in outcome.campaign_root.glob("cells/*/raw/node0000/collector-provenance.json"):
         runtime = json.loads(provenance.read_text())["runtime"]
         assert runtime == {"backend": "vllm", "backend_version": "0.27.0", "dynamo_version": "1.6.1"}
+
+
+def test_the_recorded_cells_of_a_real_engine_pass_again(run, small_plan, tmp_path, monkeypatch, unruly):
+    """vLLM 0.31.0 (CPU) with Dynamo 1.6.1, the smoke run of benchmarks/journey_real; paths alone are others."""
+    (tmp_path / "config.json").write_bytes((RECORDED / "local_model_config.json").read_bytes())
+    unruly("plays_back")  # for its port
+    model = "models/qwen3-tiny"
+    plan = small_plan(
+        *("--smoke", "--model-path", model, "--fpm-backend-version", "0.31.0", "--fpm-executor", "local"),
+        *("--fpm-max-num-batched-tokens", "512", "--fpm-max-model-len", "1024"),
+    )
+    script = (sys.executable, str(Path(__file__).with_name("unruly_engine.py")), "plays_back", str(RECORDED))
+    engine = EngineRuntime(script, "0.31.0", "1.6.1")
+    errors, document, _ = run(
+        plan,
+        executor=lambda launch: LocalExecutor(launch, engine=engine, grace_s=1.0, poll_s=0.05),
+        smoke=True,
+        limit=2,
+    )
+    assert errors == []
+    prefill, decode = document["cells"].values()
+    assert (prefill["measured_point_count"], decode["measured_point_count"]) == (4, 4)
+    assert prefill["native_kv_seed_regime_counts"] == {"not_applicable": 2, "real_prefix": 2}
+    assert decode["native_kv_seed_regime_counts"] == {"fake_fallback": 4}
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ MISTAKES = {
     ),
     "a domain of a search": (
         changed("traffic.load.concurrency", {"choices": [1, 2]}),
-        "traffic.load.concurrency: is a domain, which `fpmsdk recommend` searches; give one value",
+        "traffic.load.concurrency: is a domain, and this takes one value",
     ),
     "a list in place of a section": (
         changed("evaluation", [], timing=None),

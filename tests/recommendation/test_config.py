@@ -153,7 +153,7 @@ def test_versions_may_be_given_by_backend():
         ([(f"{AGGREGATED}.scheduler.max_sequences", {"choices": [8, 0]})], f"{AGGREGATED}.scheduler.max_sequences"),
         ([(f"{AGGREGATED}.scheduler.max_sequences", {"choices": [8, 8]})], "choices[1]: 8 is listed twice"),
         ([(f"{AGGREGATED}.kv_cache.capacity.memory_fraction", {"range": {"min": 0.5, "max": 1.5}})], "found 1.5"),
-        ([("traffic.source.input_tokens", {"choices": [1, 2]})], "traffic.source.input_tokens: must be a valid"),
+        ([("traffic.source.input_tokens", {"choices": [1, 2]})], "traffic.source.input_tokens: is a domain, and this takes one"),
         ([("trafic", {})], "trafic: unknown field"),
         ([("optimization", MIN_GPUS | {"constraints": {}}), ("evaluation", BOUNDS), ("traffic.load", RATE)],
          "optimization.constraints.min_goodput_rps: missing; min_gpus at a rate needs it, at most 30.0"),

@@ -1,6 +1,5 @@
 """Review findings of the onboarding workflow that are about searches (onboarding.md section 9)."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,19 +11,18 @@ from fpmsdk.errors import OnboardError
 from fpmsdk.recommendation.config import RecommendConfig
 from fpmsdk.recommendation.executors.processes import ProcessWorkers
 from fpmsdk.recommendation.space import build_branches
-from tests.onboard.finished import CONFIG
-from tests.recommendation.measured import SYSTEM, VERSION, profile
+from tests.recommendation.measured import SYSTEM, VERSION, measured_in, profile
 
 
 def space(place, *roles):
     """What is searched of both modes where the profile has a deployment for each of these roles."""
-    (place / "model").mkdir()
-    (place / "model/config.json").write_text(json.dumps(CONFIG))
+    measured_in(place)
     measured = profile(place)
     (deployment,) = measured["deployments"]
     measured["deployments"] = [deployment | {"worker_type": role} for role in roles]
     timing = {"estimation_mode": "fpm_interpolation", "estimator_config": {"fpm_interpolation": {"method": "direct"}}}
     engine = {"model": measured["model"], "hardware": SYSTEM, "backend": "vllm", "backend_version": VERSION, **timing}
+    engine["systems_paths"] = [str(place / "systems")]
     cache = {"kv_cache": {"capacity": {"type": "fixed", "blocks": 64}}}
     workers = dict.fromkeys(("aggregated", "prefill", "decode"), cache)
     mode = {"choices": ["aggregated", "disaggregated"]}
