@@ -25,6 +25,7 @@ TOLERANCE = 1e-9
 ROUNDS_OF_A_PREDICTION = 7
 ROUNDS_OF_A_SWEEP = {"12 candidates": 3, "200 candidates of 2,000 requests": 1}
 PREDICT, SWEEP, LARGE_SWEEP = 1 / 0.3, 30.0, 10.0
+KNOBS = ("replicas", "tensor", "max_batched_tokens", "max_sequences")
 # Wall time of the replay and the clock of the run are each side's own.
 OWN_FIGURES = ("wall_time_ms",)
 
@@ -63,17 +64,15 @@ def differing_figures(sides: dict[str, Command]) -> list[str]:
 
 
 def ranking(command: Command) -> list[tuple[float, frozenset[tuple[str, Any]]]]:
-    """Score and settings of every recommended deployment, best first."""
-    rows = []
-    for file in sorted((command.folder / "recommendations").glob("*.yaml")):
-        worker = yaml.safe_load(file.read_text())["engine"]["workers"]["aggregated"]
-        settings = {**worker["parallelism"], **worker["scheduler"]}
-        wanted = ("replicas", "tensor", "max_batched_tokens", "max_sequences")
-        rows.append(frozenset((name, settings[name]) for name in wanted))
+    """Score and settings of every feasible deployment, best first."""
     ledger = json.loads((command.folder / "recommendation.json").read_text())
-    scores = {row["candidate_id"]: row["score"] for row in ledger["candidates"]}
-    best_first = [scores[name] for name in ledger["views"]["top_n"]]
-    return list(zip(best_first, rows, strict=False))
+    candidates = {row["candidate_id"]: row for row in ledger["candidates"]}
+    rows = []
+    for name in ledger["views"]["top_n"]:
+        worker = candidates[name]["prediction_config"]["engine"]["workers"]["aggregated"]
+        settings = {**worker["parallelism"], **worker["scheduler"]}
+        rows.append((candidates[name]["score"], frozenset((knob, settings[knob]) for knob in KNOBS)))
+    return rows
 
 
 def differing_ranks(sides: dict[str, Command]) -> list[str]:

@@ -57,4 +57,5 @@ def main() -> None:
     time.sleep(60)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -271,9 +271,9 @@ def test_a_mixed_pass_is_one_iteration_of_the_model(model, timing):
 
 
 def test_pure_passes_are_pure_iterations(model, timing):
-    # Prefill totals are batch times floored means: 3 x (366 - 200) new tokens after 3 x 200.
+    # The totals of the pass, as telemetry counts them: not three prompts of the mean length.
     prefill_ms = price(timing, num_prefill=3, sum_prefill_end_tokens=1100, sum_prefill_past_tokens=600, **CAPACITY)[0]
-    assert prefill_ms == pytest.approx(model.estimate_forward_pass_time_ms(iteration((3, 498, 600))), abs=1e-6)
+    assert prefill_ms == pytest.approx(model.estimate_forward_pass_time_ms(iteration((3, 500, 600))), abs=1e-6)
     decode_ms = price(timing, num_decode=3, sum_decode_tokens=700, **CAPACITY)[1]
     assert decode_ms == pytest.approx(model.estimate_forward_pass_time_ms(iteration(decode=(3, 697))), abs=1e-6)
 

@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -92,6 +93,8 @@ def probed(place, python, version, model_of, code=0):
     """The result of a probe of a real engine, and the session."""
     session = session_in(place, version, model_of)
     os.environ["FPMSDK_LOCAL_ENGINE"] = shlex.join([str(python), str(ENGINE)])
+    with socket.create_server(("127.0.0.1", 0)) as free:  # another engine may have the port that is the default
+        os.environ["DYN_FORWARDPASS_METRIC_PORT"] = str(free.getsockname()[1])
     words = ("probe-runtime", "--checkpoint", session, "--output-dir", place / "probe", "--execute")
     return session, onboard(*words, code=code)
 

@@ -27,18 +27,16 @@ def places(tmp_path_factory):
     return peer_systems(place) | {"$TRACE": str(trace)}
 
 
-def as_drawn(name):
+def by_peer_rules(name):
     config = copy.deepcopy(CASES[name]["config"])
     config["execution"] = {"scheduler_rules": "simulator", "mixed_pass_pricing": "separate"}
-    if name == "p11_session":
-        config["traffic"]["source"]["session"]["prefix_groups"] = 1
     return config
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_command_of_the_peer_gives_the_same(name, places, tmp_path):
     case = CASES[name]
-    prediction = predict(filled(as_drawn(name), places), tmp_path / "output", capture_per_request=True)
+    prediction = predict(filled(by_peer_rules(name), places), tmp_path / "output", capture_per_request=True)
     assert prediction.exit_code == EXIT_CODES.get(name, case["exit_code"])
     assert sorted(file.name for file in (tmp_path / "output").iterdir()) == case["files"]
     if "result" in case:

@@ -48,3 +48,20 @@ def test_a_turn_waits_for_the_one_before_it():
     trace = sessions(1, 8, 3, turns=2, inter_turn_delay_ms=25.0)
     # 2 ms of prefill and two more tokens; the delay; the same again.
     assert replay_trace(trace, launch=LAUNCH, concurrency=1).requests["end_ms"].to_pylist() == [4.0, 33.0]
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "is_first_of_its_group"),
+    [
+        (2, [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        (3, [1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        (4, [1, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]),
+        (8, [1, 1, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0]),
+        (16, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 1, 0, 0]),
+    ],
+)
+def test_sessions_draw_the_groups_that_the_peer_draws(num_groups, is_first_of_its_group):
+    # Recorded: which of 16 sessions, one after the other, found a shared prefix in the cache.
+    trace = sessions(16, 64, 2, turns=2, shared_prefix_ratio=0.5, prefix_groups=num_groups)
+    first_blocks = trace.hash_ids[trace.hash_offsets[:-1]][trace.turn_index == 0].tolist()
+    assert [int(block not in first_blocks[:i]) for i, block in enumerate(first_blocks)] == is_first_of_its_group

@@ -5,11 +5,10 @@ Source: predict-recommend.md section 3.1.
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 from numpy.typing import NDArray
 
+from fpmsdk._ext.speculation import RandomWords
 from fpmsdk.prediction.config import SessionSource
 from fpmsdk.replay.trace import Trace
 
@@ -37,8 +36,7 @@ def session_trace(source: SessionSource, arrivals_ms: NDArray[np.float64], block
     np.cumsum(num_blocks, out=offsets[1:])
     shared = int(-(-fresh // block_tokens) * session.shared_prefix_ratio + 0.5)
     widest = int(num_blocks[-1])
-    generator = random.Random(0)
-    groups = [generator.randrange(session.prefix_groups) if shared else 0 for _ in range(count)]
+    groups = _groups(count, session.prefix_groups) if shared else np.zeros(count, np.int64)
     place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], num_blocks)
     owner = np.repeat(np.arange(count * turns) // turns, num_blocks)
     # Blocks of groups come first, then those of one session after the other.
@@ -58,8 +56,16 @@ def session_trace(source: SessionSource, arrivals_ms: NDArray[np.float64], block
         dp_rank=none - 1,
         prefill_dp_rank=none - 1,
         hash_offsets=offsets,
-        hash_ids=np.where(place < shared, np.array(groups)[owner] * shared + place, own).astype(np.uint64),
+        hash_ids=np.where(place < shared, groups[owner] * shared + place, own).astype(np.uint64),
         block_tokens=block_tokens,
         awaits_offsets=np.zeros(count * turns + 1, np.int64),
         awaits=none[:0],
     )
+
+
+def _groups(sessions: int, num_groups: int) -> NDArray[np.int64]:
+    """The group of each session as the peer's engine draws it: 32 bits of its generator, scaled to the groups."""
+    words = RandomWords(0)
+    drawn = np.array([words.next() for _ in range(-(-sessions // 2))], np.uint64)
+    halves = np.column_stack([drawn & np.uint64(2**32 - 1), drawn >> np.uint64(32)]).ravel()[:sessions]
+    return ((halves * np.uint64(num_groups)) >> np.uint64(32)).astype(np.int64)
