@@ -6,7 +6,7 @@ import typer
 
 from fpmsdk.replay.formats.reader import ReadOptions
 
-FORMATS = "mooncake, aiperf, azure, burstgpt, guidellm, weka, recorded or parquet"
+FORMATS = "mooncake, mooncake-delta, dynamo, aiperf, azure, burstgpt, guidellm, weka, recorded or parquet"
 
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"{FORMATS}; otherwise the file shows it.")]
 BlockTokensOption = Annotated[
