@@ -72,7 +72,7 @@ def trace_stats(
     draw = None if plot is None else _plotly()
     with closing(Spool(open_trace(path, format, options), advance)) as spool, _Survey() as survey:
         for portion in spool.portions():
-            survey.add(portion)
+            survey.add(portion, spool.block_tokens)
         if plot is not None and draw is not None:
             page = _page(survey, spool, draw, Path(path).name)
             with whole_file(plot) as file:
@@ -101,7 +101,7 @@ class _Survey:
             for spill in (*self.spills.values(), self._blocks):
                 stack.callback(spill.close)
 
-    def add(self, portion: Portion) -> None:
+    def add(self, portion: Portion, block_tokens: int) -> None:
         """Count the requests of a portion."""
         firsts = np.flatnonzero(portion.turn_index == 0)
         self.num_requests += len(portion)
@@ -112,7 +112,10 @@ class _Survey:
         self.spills["prompt_tokens"].add(portion.prompt_tokens)
         self.spills["output_tokens"].add(portion.output_tokens)
         self.spills["turns_per_session"].add(np.diff(np.append(firsts, len(portion))))
-        self._blocks.add(portion.hash_ids)
+        # Blocks past the prompt describe an answer.
+        counts = np.diff(portion.hash_offsets)
+        place = np.arange(len(portion.hash_ids)) - np.repeat(portion.hash_offsets[:-1], counts)
+        self._blocks.add(portion.hash_ids[place < np.repeat(-(-portion.prompt_tokens // block_tokens), counts)])
         self._add_arrivals(portion.arrival_ms[firsts])
 
     def _add_arrivals(self, arrivals_ms: NDArray[np.float64]) -> None:

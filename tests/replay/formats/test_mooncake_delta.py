@@ -6,6 +6,8 @@ import pytest
 
 from fpmsdk.errors import TraceError
 from fpmsdk.replay.convert import convert_trace
+from fpmsdk.replay.formats import ReadOptions
+from fpmsdk.replay.stats import trace_stats
 from fpmsdk.replay.trace import Trace
 
 FIRST = {"session_id": "s", "input_length": 10, "output_length": 5, "hash_ids": [1, 2, 3]}
@@ -76,3 +78,9 @@ def test_a_told_answer_is_not_lost_by_writing_another_form(read, tmp_path):
     with pytest.raises(TraceError, match=r"trace\.jsonl: has hash ids of answers too"):
         convert_trace(tmp_path / "trace.jsonl", target, source_format="mooncake-delta")
     assert not target.exists()
+
+
+def test_statistics_count_the_blocks_of_prompts_only(read, tmp_path):
+    read(FIRST, LATER)
+    options = ReadOptions(block_tokens=4, kv_block_tokens=4)
+    assert trace_stats(tmp_path / "trace.jsonl", "mooncake-delta", options=options)["num_prompt_blocks"] == 3 + 6
