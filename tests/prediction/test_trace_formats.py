@@ -51,6 +51,7 @@ DELTA = {
         [[0.0, 10, 0, 22.0], [22.0, 23, 12, 15.0], [500.0, 10, 8, 22.0], [522.0, 23, 20, 15.0]],
     ),
 }
+# The peer also wants an `event_time_unix_ms` of every event, which changes nothing.
 DYNAMO = [[0.0, 10, 0, 22.0], [100.0, 10, 8, 22.0]]
 
 
