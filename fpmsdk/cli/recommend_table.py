@@ -60,7 +60,7 @@ def show_recommendation(found: Recommendation, *, as_json: bool) -> None:
     for reason in distinct_reasons(found.result.candidates):
         typer.echo(reason.line(), err=True)
     if (folded := sum(len(entry.folded) for entry in entries)) > 0:
-        typer.echo(f"Folded {folded} that differ in scheduler limits alone and have the same figures", err=True)
+        typer.echo(f"Folded {folded} whose configuration is that of another", err=True)
     typer.echo(_summary(found), err=True)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from fpmsdk.documents.canonical import canonical_bytes
 from fpmsdk.recommendation.candidate import FEASIBLE, Candidate
+from fpmsdk.recommendation.concrete import concrete_config
 from fpmsdk.recommendation.objectives import MIN_GPUS, PARETO, PARETO_OBJECTIVES, Objective
 
 SIZES = ("replicas", "tensor", "pipeline", "attention_data", "moe_tensor", "moe_expert")
-_LIMITS = ("max_batched_tokens", "max_sequences")
 
 
 def flat_config(candidate: Candidate) -> dict[str, Any]:
@@ -78,10 +78,10 @@ class Recommended:
 
 
 def folded(order: Sequence[Candidate]) -> list[Recommended]:
-    """A ranking without repetitions.
+    """A ranking without repetitions: the first of those whose concrete configurations are the same.
 
-    One repeats another when their configurations are the same, or differ in the two limits of the scheduler alone and
-    have the same score, objectives and metrics. The first of them stays.
+    Shares of the cache that come to the same load are such. Other limits of the scheduler are not, even where all
+    figures are equal.
 
     Parameters
     ----------
@@ -89,14 +89,8 @@ def folded(order: Sequence[Candidate]) -> list[Recommended]:
     """
     groups: dict[bytes, list[Candidate]] = {}
     for candidate in order:
-        groups.setdefault(_meaning(candidate), []).append(candidate)
+        groups.setdefault(canonical_bytes(concrete_config(candidate)), []).append(candidate)
     return [Recommended(first, tuple(rest)) for first, *rest in groups.values()]
-
-
-def _meaning(candidate: Candidate) -> bytes:
-    config = {path: value for path, value in flat_config(candidate).items() if not path.endswith(_LIMITS)}
-    # Equal configurations have equal figures, so that the figures tell all that the limits do.
-    return canonical_bytes([config, candidate.score, candidate.objectives, candidate.outcome.metrics])
 
 
 def _pair(candidate: Candidate) -> tuple[float, float]:

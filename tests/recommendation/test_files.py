@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CANDIDATES = [
     made(0, score=5.0, knobs=[(TOKENS, 256)]),
     made(1, score=9.0, tensor=2, gpus=2, knobs=[(TOKENS, 256)]),
-    made(2, score=5.0, knobs=[(TOKENS, 512)]),  # says the same as the first
+    made(2, score=5.0, knobs=[(TOKENS, 512)]),  # the first with another limit
     made(3, status="infeasible", reason_category="sla_constraint", reason="too slow", knobs=[(TOKENS, 128)]),
     made(4, metrics={}, status="uncovered", reason_category="fpm_uncovered", reason="no point", knobs=[(TOKENS, 64)]),
 ]

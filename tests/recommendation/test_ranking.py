@@ -1,6 +1,7 @@
 """The order of candidates, the front, and repetitions. Source: predict-recommend.md section 7."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,6 @@ from fpmsdk.recommendation.objectives import Objective
 from fpmsdk.recommendation.ranking import folded, pareto_front, ranked
 from tests.recommendation.made import REPORT, made, pair
 
-TOKENS = "engine.workers.aggregated.scheduler.max_batched_tokens"
 LOAD = "traffic.load.concurrency"
 
 
@@ -89,17 +89,16 @@ def test_of_two_neighbours_in_the_order_the_first_is_not_worse(points):
         assert (one.score, -one.outcome.used_gpus) >= (other.score, -other.outcome.used_gpus)
 
 
-def test_candidates_that_differ_in_limits_alone_and_agree_in_every_figure_are_folded():
-    order = [
-        made(0, score=5.0, knobs=[(TOKENS, 256), (LOAD, 1)]),
-        made(1, score=5.0, knobs=[(TOKENS, 512), (LOAD, 1)]),  # says the same as 0
-        made(2, score=5.0, knobs=[(TOKENS, 512), (LOAD, 2)]),  # another load
-        made(3, score=5.0, tensor=2, knobs=[(TOKENS, 512), (LOAD, 1)]),  # another layout
-        made(4, score=5.0, metrics=REPORT | {"mean_ttft_ms": 21.0}, knobs=[(TOKENS, 128), (LOAD, 1)]),
-        made(5, score=5.0, knobs=[(TOKENS, 256), (LOAD, 1)]),  # the configuration of 0
-    ]
+def test_shares_of_the_cache_that_come_to_the_same_load_are_one_recommendation():
+    def share(index, fraction, concurrency, **other):
+        load = {"concurrency": concurrency, "capacity_requests": 9, "capacity_tokens": 2400}
+        candidate = made(index, score=5.0, kv_load=load, knobs=[("traffic.load.fraction", fraction)], **other)
+        traffic = candidate.document["traffic"] | {"load": {"type": "kv_capacity_fraction", "fraction": fraction}}
+        return replace(candidate, document=candidate.document | {"traffic": traffic})
+
+    order = [share(0, 0.25, 2), share(1, 0.3, 2), share(2, 0.5, 4), share(3, 0.25, 2, tensor=2)]
     found = [(numbers([entry.candidate])[0], numbers(entry.folded)) for entry in folded(order)]
-    assert found == [(0, [1, 5]), (2, []), (3, []), (4, [])]
+    assert found == [(0, [1]), (2, []), (3, [])]
 
 
 @pytest.mark.parametrize("target", ["throughput", "pareto"])
