@@ -33,6 +33,7 @@ __all__ = [
     "ReplayError",
     "ReplayInterrupted",
     "RequestNeverFitsError",
+    "StartTimeoutError",
     "StateLayoutError",
     "StateSnapshotError",
     "StateSnapshotIOError",
@@ -268,6 +269,10 @@ class TimingError(FpmSdkError, ValueError):
 
 class ReplayError(FpmSdkError, RuntimeError):
     """A replay cannot continue; the message names the request or the pass."""
+
+
+class StartTimeoutError(FpmSdkError, RuntimeError):
+    """A simulation, or a worker of a search, had not begun in the time that it may take."""
 
 
 class RequestNeverFitsError(ReplayError):

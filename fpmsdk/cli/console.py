@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fpmsdk.errors import FpmSdkError
+from fpmsdk.errors import FpmSdkError, StartTimeoutError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 REJECTED_INPUT = 2
 NEGATIVE_RESULT = 1
+NOT_STARTED = 124  # as `timeout` reports a command that took too long
 INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -28,7 +29,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a subcommand so that a deliberate error is one message and an exit code, never a traceback.
 
-    Errors that blame the input (`ValueError`, unreadable files) exit with 2, those about the run with 1.
+    Errors that blame the input (`ValueError`, unreadable files) exit with 2, those about the run with 1, and a run that
+    did not begin in time with 124.
     """
 
     @functools.wraps(command)
@@ -37,6 +39,9 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **options)
         except BrokenPipeError:
             _forget_stdout()  # whoever read it, such as `head`, has enough
+        except StartTimeoutError as fault:
+            typer.echo(f"error: {fault}", err=True)
+            raise typer.Exit(NOT_STARTED) from None
         except (FpmSdkError, OSError) as fault:
             typer.echo(f"error: {fault}", err=True)
             rejected = isinstance(fault, ValueError | OSError)

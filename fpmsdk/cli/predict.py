@@ -58,7 +58,7 @@ def predict(
 
     Exits with 0 when a request completed; 1 when none did, or the replay failed; 2 when the input was rejected, before
     anything was written; 3 when the memory of this machine does not suffice; 4 when a measured table lacks a point that
-    the workload needs; 130 after Ctrl-C.
+    the workload needs; 124 when it did not begin in time; 130 after Ctrl-C.
     """
     from fpmsdk.cli.console import INTERRUPTED
     from fpmsdk.prediction.documents import SEARCH_SECTIONS, read_document

@@ -70,8 +70,8 @@ def search(
     """Search the deployments that serve a workload best.
 
     Exits with 0 when a deployment is feasible, with 1 when none is, with 2 when the input was rejected, with 3 when
-    candidates were given up for lack of memory, and with 130 when it was interrupted: the same command with --resume
-    goes on.
+    candidates were given up for lack of memory, with 124 when no worker was ready in time, and with 130 when it was
+    interrupted: the same command with --resume goes on.
     """
     if context.invoked_subcommand is not None:
         return

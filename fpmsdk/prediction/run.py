@@ -15,6 +15,7 @@ from typing import Any
 from fpmsdk.errors import ReplayInterrupted
 from fpmsdk.files import whole_file
 from fpmsdk.prediction.config import PredictConfig
+from fpmsdk.prediction.deadline import start_deadline
 from fpmsdk.prediction.details import OF_PASSES, checked_sections, details_of
 from fpmsdk.prediction.documents import SEARCH_SECTIONS, read_document
 from fpmsdk.prediction.evidence import RunEvidence
@@ -73,6 +74,7 @@ def predict(
     OnboardError: the configuration is faulty, or the output directory is in use.
     ConfigError, TraceError, TimingError, PerfDataNotAvailableError: the deployment or the workload cannot be built;
         nothing was written or removed.
+    StartTimeoutError: they were not built in time; nothing was written or removed.
     ReplayInterrupted: Ctrl-C; coverage up to then and the evidence of the run are kept.
     OSError: something cannot be written.
 
@@ -98,7 +100,8 @@ def predict(
         config = checked_config(read_document(config, forbidden=SEARCH_SECTIONS))
     wanted = checked_sections(details)
     # Nothing is removed for what cannot run.
-    prepared = prepare(config)
+    with start_deadline(config.execution.resources.initialization_timeout_seconds):
+        prepared = prepare(config)
     folder = prepare_output(output_dir, overwrite=overwrite)
     plan = memory_plan(prepared.trace, config.execution.resources)
     evidence = RunEvidence(folder, plan)

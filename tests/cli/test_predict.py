@@ -62,6 +62,15 @@ def test_the_table_has_no_line_for_what_does_not_exist(folder):
     assert "None" not in table
 
 
+def test_a_prediction_that_does_not_begin_in_time_has_its_code_and_writes_nothing(folder):
+    run("init", "predict")
+    limit = "execution.resources.initialization_timeout_seconds=0.000001"
+    ran = run("predict", "-c", "predict.yaml", "--set", limit)
+    assert ran.exit_code == 124
+    assert ran.stderr.startswith("error: the simulation had not begun after 1e-06 s; raise execution.resources.init")
+    assert not (folder / "fpmsdk-output").exists()
+
+
 def test_quickstart_predicts_offline_from_measured_passes_and_its_files_can_be_run_again(folder):
     ran = run("quickstart", "--format", "json")
     assert ran.exit_code == 0

@@ -207,3 +207,10 @@ def test_a_finished_search_is_neither_repeated_nor_lost(config):
     other = run("recommend", "-c", config, "--set", GOAL, "--set", LOADS, "--resume")
     assert other.exit_code == 2
     assert "is of another sweep: config.traffic.load.concurrency is 4 there, " in other.stderr
+
+
+def test_a_search_whose_workers_do_not_start_in_time_has_its_code(config):
+    limit = "execution.resources.initialization_timeout_seconds=0.000001"
+    ran = run("recommend", "-c", config, "--set", GOAL, "--set", limit, "--executor", "processes")
+    assert ran.exit_code == 124
+    assert "error: a worker process was not ready within 1e-06 s" in ran.stderr

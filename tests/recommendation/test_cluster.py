@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fpmsdk.errors import CollectionError, EvidenceError, OnboardError
+from fpmsdk.errors import CollectionError, EvidenceError, OnboardError, StartTimeoutError
 from fpmsdk.recommendation import Options, planned, recommend
 from fpmsdk.recommendation.executors import CandidateTimeoutError, open_workers
 from fpmsdk.recommendation.inputs import inputs_of
@@ -133,7 +133,7 @@ def test_a_cluster_without_workers_is_an_error():
 
     with (
         LocalCluster(n_workers=0, dashboard_address=None) as empty,
-        pytest.raises(CollectionError, match="no worker joined within 1 s; start one"),
+        pytest.raises(StartTimeoutError, match="no worker joined within 1 s; start one"),
         open_workers("dask", 1, scheduler=empty.scheduler_address, start_seconds=1.0),
     ):
         pass

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from fpmsdk.errors import CollectionError, OnboardError
+from fpmsdk.errors import CollectionError, OnboardError, StartTimeoutError
 from fpmsdk.recommendation.executors.deadline import WorkerLostError, within
 from fpmsdk.version import __version__
 
@@ -39,7 +39,8 @@ def cluster_workers(
     Raises
     ------
     OnboardError: the library is not installed, or nobody answers at the address.
-    CollectionError: no worker came, or a worker has another fpmsdk.
+    StartTimeoutError: no worker came in time.
+    CollectionError: a worker has another fpmsdk.
     """
     try:
         from distributed import Client
@@ -54,7 +55,7 @@ def cluster_workers(
         try:
             client.wait_for_workers(1, timeout=start_seconds)
         except TimeoutError:
-            raise CollectionError(f"{address}: no worker joined within {start_seconds:g} s; start one") from None
+            raise StartTimeoutError(f"{address}: no worker joined within {start_seconds:g} s; start one") from None
         _same_version(client, address)
         cluster = _Cluster(client, timeout_seconds)
         ended = threading.Event()

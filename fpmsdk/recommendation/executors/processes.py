@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import fpmsdk
+from fpmsdk.errors import StartTimeoutError
 from fpmsdk.recommendation.executors.deadline import ATTEMPTS, CandidateTimeoutError, WorkerLostError
 from fpmsdk.recommendation.executors.threads import cancel_waiting
 
@@ -35,10 +36,6 @@ _START = (
 )
 # A worker prices one candidate at a time; libraries of its own threads would only compete with its neighbours.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-
-
-class StartTimeoutError(TimeoutError):
-    """A worker process did not come up in time."""
 
 
 class ProcessWorkers(Executor):

@@ -9,9 +9,9 @@ from concurrent.futures import CancelledError, wait
 
 import pytest
 
-from fpmsdk.errors import OnboardError
+from fpmsdk.errors import OnboardError, StartTimeoutError
 from fpmsdk.recommendation.executors import CandidateTimeoutError, WorkerLostError, open_workers
-from fpmsdk.recommendation.executors.processes import ProcessWorkers, StartTimeoutError
+from fpmsdk.recommendation.executors.processes import ProcessWorkers
 
 LOCAL = ["threads", "processes"]
 
