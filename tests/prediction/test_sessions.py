@@ -44,6 +44,14 @@ def test_first_prompts_of_a_group_share_their_leading_blocks_and_nothing_else():
     assert report.requests["reused_tokens"].to_pylist() == [0, 12, 8, 12]
 
 
+def test_a_shared_block_that_an_answer_goes_on_in_is_shared_no_further():
+    # All three blocks of 10 tokens are shared; the third holds two of them, and then what was answered.
+    trace = sessions(2, 10, 3, turns=2, shared_prefix_ratio=1.0, prefix_groups=1)
+    # Every first turn is served by one worker, every second turn by the other.
+    report = replay_trace(trace, launch=LAUNCH, concurrency=1, num_workers=2)
+    assert report.requests["reused_tokens"].to_pylist() == [0, 0, 8, 8]
+
+
 def test_a_turn_waits_for_the_one_before_it():
     trace = sessions(1, 8, 3, turns=2, inter_turn_delay_ms=25.0)
     # 2 ms of prefill and two more tokens; the delay; the same again.

@@ -34,7 +34,8 @@ def session_trace(source: SessionSource, arrivals_ms: NDArray[np.float64], block
     num_blocks = -(-(prompts + generated) // block_tokens) + 1
     offsets = np.zeros(count * turns + 1, np.int64)
     np.cumsum(num_blocks, out=offsets[1:])
-    shared = int(-(-fresh // block_tokens) * session.shared_prefix_ratio + 0.5)
+    # A block that goes on behind the first prompt has an answer in it, which no other session has.
+    shared = min(int(-(-fresh // block_tokens) * session.shared_prefix_ratio + 0.5), fresh // block_tokens)
     widest = int(num_blocks[-1])
     groups = _groups(count, session.prefix_groups) if shared else np.zeros(count, np.int64)
     place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], num_blocks)
