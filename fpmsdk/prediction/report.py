@@ -34,6 +34,8 @@ def flat_report(
     """
     summary = dict(replay.summary)
     summary["gpu_hours"] = gpu_hours(config, summary)
+    if any(source["estimator"] == "op_level" for source in provenance.values()):
+        summary["power_coverage"] = 0.0  # operators could tell their energy, and no table does
     if not summary["completed_requests"]:
         summary = {name: None if _is_figure(name) else value for name, value in summary.items()}
         summary |= {
