@@ -19,7 +19,12 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     from fpmsdk.cli.app import app
 
-    app()
+    try:
+        app()
+    finally:
+        # The interpreter's last collections would walk through every object of every library once more, a tenth of a
+        # short command, only for the process to end.
+        gc.freeze()
 
 
 class _WithoutPandas:

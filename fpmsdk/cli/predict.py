@@ -85,15 +85,13 @@ def predict(
 def _plan(document: dict[str, Any], result: Prediction, on_uncovered: Literal["stop", "collect-plan"]) -> None:
     """Plan the collection of what a prediction misses; a plan of an earlier run goes in any case."""
     from fpmsdk.prediction.run import UNCOVERED
-
-    wanted = on_uncovered == "collect-plan" and result.exit_code == UNCOVERED
-    if not wanted and not (result.output_dir / "missing-points.json").exists():
-        return
-    from fpmsdk.recommendation.collect_plan import PLAN, remove_collect_plan, write_collect_plan
-    from fpmsdk.recommendation.missing import missing_points
+    from fpmsdk.recommendation.plan_files import PLAN, remove_collect_plan
 
     remove_collect_plan(result.output_dir)
-    if wanted:
+    if on_uncovered == "collect-plan" and result.exit_code == UNCOVERED:
+        from fpmsdk.recommendation.collect_plan import write_collect_plan
+        from fpmsdk.recommendation.missing import missing_points
+
         plan = write_collect_plan(missing_points([("prediction", document)]), result.output_dir)
         points = sum(len(campaign["missing"]) for campaign in plan["campaigns"])
         typer.echo(f"note: {points} missing points, and how to collect them: {result.output_dir / PLAN}", err=True)

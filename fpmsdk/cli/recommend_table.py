@@ -109,7 +109,8 @@ def _ranking(found: Recommendation) -> str:
         table.add_row(*cells)
     # Rows that somebody reads from a file or a pipe are not folded.
     screen = Console()
-    page = Console(file=io.StringIO(), width=screen.width if screen.is_terminal else _WIDE)
+    width = screen.width if screen.is_terminal else _WIDE
+    page = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False)
     page.print(table)
     if len(entries) > _LONGEST:
         page.print(f"and {len(entries) - _LONGEST} more")

@@ -8,16 +8,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fpmsdk.errors import ConfigError, TimingError
 from fpmsdk.launch import EngineLaunchConfig
 from fpmsdk.launch.capacity import MEMORY_INPUTS, capacity_of_estimate, memory_estimate
-from fpmsdk.perfmodel.model import ForwardPassPerfModel
 from fpmsdk.prediction.compile import ReplayInputs, RoleInputs
 from fpmsdk.prediction.unready import reason_of_unready
+
+if TYPE_CHECKING:
+    from fpmsdk.perfmodel.model import ForwardPassPerfModel
 
 
 @dataclass
@@ -87,6 +89,8 @@ def _sized(name: str, role: RoleInputs, models: ModelCache) -> SizedRole:
     model = models.get(role.timing) if role.is_estimated else None
     launch, memory = dict(role.launch), None
     if role.capacity_config is not None:
+        from fpmsdk.perfmodel.model import ForwardPassPerfModel
+
         canonical = ForwardPassPerfModel.normalize_config(role.capacity_config)
         given = {key: launch[key] for key in MEMORY_INPUTS if key in launch}
         memory = memory_estimate(canonical, launch["engine"], given)
@@ -105,6 +109,8 @@ def _sized(name: str, role: RoleInputs, models: ModelCache) -> SizedRole:
 
 
 def _ready(config: Mapping[str, Any]) -> ForwardPassPerfModel:
+    from fpmsdk.perfmodel.model import ForwardPassPerfModel  # formulas do without
+
     model = ForwardPassPerfModel.best_available(dict(config))
     reason = reason_of_unready(model)
     if reason is not None:

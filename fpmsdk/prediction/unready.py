@@ -5,7 +5,10 @@ Source: predict-recommend.md section 12.2.
 
 from __future__ import annotations
 
-from fpmsdk.perfmodel.model import ForwardPassPerfModel
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fpmsdk.perfmodel.model import ForwardPassPerfModel
 
 
 def reason_of_unready(model: ForwardPassPerfModel) -> str | None:

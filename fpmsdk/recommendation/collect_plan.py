@@ -8,7 +8,6 @@ Source: predict-recommend.md section 5.4; collector.md sections 1.1, 1.5 and 6.4
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,12 +22,12 @@ from fpmsdk.documents.canonical import digest, pretty_bytes
 from fpmsdk.errors import OnboardError
 from fpmsdk.files import whole_file
 from fpmsdk.recommendation.missing import Missing, MissingOfCell
+from fpmsdk.recommendation.plan_files import FOLDER, PLAN
 
-PLAN, FOLDER, SYSTEMS = "missing-points.json", "missing-points", "systems"
+SYSTEMS = "systems"
 SCHEMA_NAME = "fpmsdk_missing_points"
 COLLECTOR = ("python", "-m", "fpmsdk.collect")
 _STAND_IN = "nearest measured batch; times of these replays are made up and nothing is ranked by them"
-_WRITTEN = re.compile(r"[0-9]{4}(-profile)?\.json")
 _LEAST_PASS_TOKENS = 2
 
 Entry = dict[str, Any]
@@ -75,30 +74,6 @@ def write_collect_plan(missing: Missing, folder: str | os.PathLike[str]) -> dict
         _write_system(cell, place / collected / SYSTEMS)
     _write(place / PLAN, pretty_bytes(document))
     return document
-
-
-def remove_collect_plan(folder: str | os.PathLike[str]) -> None:
-    """Remove an earlier plan; what was collected by it, and everything else, stays.
-
-    >>> import tempfile
-    >>> place = Path(tempfile.mkdtemp())
-    >>> (place / FOLDER / "collected-0").mkdir(parents=True)
-    >>> for name in (PLAN, f"{FOLDER}/0001.json"):
-    ...     _ = (place / name).write_text("{}")
-    >>> remove_collect_plan(place)
-    >>> sorted(path.name for path in place.rglob("*"))
-    ['collected-0', 'missing-points']
-    """
-    place = Path(folder)
-    (place / PLAN).unlink(missing_ok=True)
-    inside = place / FOLDER
-    if not inside.is_dir() or inside.is_symlink():
-        return
-    for path in inside.iterdir():
-        if _WRITTEN.fullmatch(path.name):
-            path.unlink()
-    if not any(inside.iterdir()):
-        inside.rmdir()
 
 
 def _named(cell: MissingOfCell) -> list[Any]:

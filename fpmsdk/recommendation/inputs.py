@@ -16,8 +16,6 @@ from fpmsdk.config.state_snapshot import MANIFEST_FILE
 from fpmsdk.config.systems import resolve_systems_paths
 from fpmsdk.documents.evidence import file_meta
 from fpmsdk.errors import EvidenceError
-from fpmsdk.perfdb.fingerprint import measure_fingerprint
-from fpmsdk.perfdb.roots import SystemsRoot
 
 # By what is read: a file, or a systems root with one system and perhaps a table outside of it. Values are digests.
 Inputs = dict[str, str]
@@ -75,6 +73,10 @@ def _verify(inputs: tuple[tuple[str, str], ...]) -> None:
 
 def _digest(name: str) -> str:
     if name.startswith("{"):
+        # Most of a start, and not needed where no worker is priced by tables.
+        from fpmsdk.perfdb.fingerprint import measure_fingerprint
+        from fpmsdk.perfdb.roots import SystemsRoot
+
         place = json.loads(name)
         try:
             return measure_fingerprint(SystemsRoot(place["systems"]), place["system"], place.get("table")).digest

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TextIO
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fpmsdk.errors import OnboardError
 from fpmsdk.recommendation.candidate import Outcome
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 STYLES = ("auto", "live", "plain", "json", "none")
 _PLAIN_SECONDS, _LIVE_SECONDS = 5.0, 0.1
@@ -123,6 +122,9 @@ class Progress:
                 state.best = score if state.best is None else max(state.best, score)
 
         if self._style == "live":
+            from rich.console import Console
+            from rich.live import Live
+
             console = Console(file=self._stream)
             render = _Line(state, begun)
             with Live(render, console=console, refresh_per_second=1 / _LIVE_SECONDS, transient=True):
@@ -175,4 +177,6 @@ class _Line:
         self._state, self._begun = state, begun
 
     def __rich__(self) -> Text:
+        from rich.text import Text
+
         return Text(self._state.line(time.monotonic() - self._begun), no_wrap=True, overflow="ellipsis")

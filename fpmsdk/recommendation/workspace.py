@@ -16,8 +16,8 @@ from typing import Any
 
 from fpmsdk.documents.lock import exclusive
 from fpmsdk.errors import OnboardError
-from fpmsdk.recommendation.collect_plan import remove_collect_plan
 from fpmsdk.recommendation.journal import JOURNAL, Journal, read_journal, same_sweep
+from fpmsdk.recommendation.plan_files import remove_collect_plan
 
 LOCK = ".recommend.lock"
 FOLDER = "recommendations"

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import fpmsdk.cli.doctor
 import fpmsdk.sample
 from fpmsdk.cli.app import app
 from fpmsdk.metrics import write_frames

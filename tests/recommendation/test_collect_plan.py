@@ -11,8 +11,9 @@ from fpmsdk.collect.points import read_points
 from fpmsdk.perfmodel.stand_in import MissingPoint
 from fpmsdk.prediction import PredictConfig, predict
 from fpmsdk.recommendation.candidate import Candidate, Outcome, Sample
-from fpmsdk.recommendation.collect_plan import remove_collect_plan, write_collect_plan
+from fpmsdk.recommendation.collect_plan import write_collect_plan
 from fpmsdk.recommendation.missing import missing_points
+from fpmsdk.recommendation.plan_files import remove_collect_plan
 from fpmsdk.recommendation.uncovered import write_uncovered
 from tests.recommendation.measured import MEASURED, candidate, measured_in
 
