@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk.perfdb.documents import ill_formed
 
@@ -22,8 +23,7 @@ TENSOR_CORE_KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class SystemSpec:
+class SystemSpec(Struct, frozen=True):
     """Hardware of one system. Bandwidths are per GPU and, between GPUs, one direction.
 
     `tc_flops` maps the compute dtypes bf16, int8, fp8 and fp4 to FLOP/s and holds only supported ones.

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct, field
 
 from fpmsdk.errors import ConfigError, TimingError
 from fpmsdk.launch import EngineLaunchConfig
 from fpmsdk.launch.capacity import MEMORY_INPUTS, capacity_of_estimate, memory_estimate
 from fpmsdk.prediction.compile import ReplayInputs, RoleInputs
+from fpmsdk.prediction.compile.timing import canonical_timing
 from fpmsdk.prediction.unready import reason_of_unready
 
 if TYPE_CHECKING:
     from fpmsdk.perfmodel.model import ForwardPassPerfModel
 
 
-@dataclass
-class ModelCache:
+class ModelCache(Struct):
     """Models by canonical configuration, shared by predictions of one process; safe to use from several threads.
 
     A model that counts coverage is built anew for every prediction: its counters are of that run alone.
@@ -49,8 +49,7 @@ class ModelCache:
             return self._models[key]
 
 
-@dataclass(frozen=True)
-class SizedRole:
+class SizedRole(Struct, frozen=True):
     """One kind of worker, ready to be replayed.
 
     Attributes
@@ -89,9 +88,7 @@ def _sized(name: str, role: RoleInputs, models: ModelCache) -> SizedRole:
     model = models.get(role.timing) if role.is_estimated else None
     launch, memory = dict(role.launch), None
     if role.capacity_config is not None:
-        from fpmsdk.perfmodel.model import ForwardPassPerfModel
-
-        canonical = ForwardPassPerfModel.normalize_config(role.capacity_config)
+        canonical = canonical_timing(role.capacity_config)
         given = {key: launch[key] for key in MEMORY_INPUTS if key in launch}
         memory = memory_estimate(canonical, launch["engine"], given)
         if canonical["fpm_profile"] is None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from msgspec import Struct, field
 from pydantic import BaseModel, ValidationError
 
 from fpmsdk.errors import OnboardError
@@ -33,8 +33,7 @@ Place = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-@dataclass(frozen=True)
-class SourceDocument:
+class SourceDocument(Struct, frozen=True):
     """A configuration as plain values, and where it came from.
 
     Attributes

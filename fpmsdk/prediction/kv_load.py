@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct, structs
 
 from fpmsdk.config.profile import load_fpm_profile
 from fpmsdk.config.profile_identity import select_deployment
@@ -22,8 +23,7 @@ class NoCapacityError(ConfigError):
     """Not one request fits the cache."""
 
 
-@dataclass(frozen=True)
-class KvLoad:
+class KvLoad(Struct, frozen=True):
     """How many requests are in flight, and how many the cache holds: `capacity_tokens` is None of a grouped cache."""
 
     concurrency: int
@@ -32,7 +32,7 @@ class KvLoad:
 
     def document(self) -> dict[str, int | None]:
         """The fields by name."""
-        return asdict(self)
+        return structs.asdict(self)
 
 
 def kv_load_of(config: PredictConfig, roles: Mapping[str, SizedRole]) -> KvLoad | None:

@@ -6,9 +6,10 @@ Source: predict-recommend.md section 11.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, structs
 
 from fpmsdk.prediction.config import Resources
 from fpmsdk.replay.trace import Trace
@@ -19,8 +20,7 @@ _BYTES_PER_REQUEST, _BYTES_PER_BLOCK = 4096, 32
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(Struct, frozen=True):
     """Memory that a replay is expected to need beyond what the process has, and what it may take, in bytes.
 
     `limit_bytes` is None where the system does not tell what is available.
@@ -44,7 +44,7 @@ class MemoryPlan:
 
     def document(self) -> dict[str, Any]:
         """The plan by field, and the reason of a refusal."""
-        return asdict(self) | {"reason": self.refusal}
+        return structs.asdict(self) | {"reason": self.refusal}
 
 
 def memory_plan(trace: Trace, limits: Resources) -> MemoryPlan:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk.errors import ReplayInterrupted
 from fpmsdk.files import whole_file
@@ -29,8 +30,7 @@ SUCCESS, FAILED, NO_MEMORY, UNCOVERED, INTERRUPTED = 0, 1, 3, 4, 130
 _EXIT_CODES = {"completed": SUCCESS, "no_completed_requests": FAILED, "uncovered": UNCOVERED, "failed": FAILED}
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """What a prediction has written and how it ended; `report` and `coverage` are None where there are none.
 
     >>> Prediction(UNCOVERED, Path("output"), None, None, "no such point").exit_code

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct, field
 
 from fpmsdk.errors import FpmUncoveredError, PerfDataNotAvailableError, ReplayError, TimingError
 from fpmsdk.prediction.compile import compile_config, replay_options
@@ -30,8 +30,7 @@ from fpmsdk.replay.trace import Trace
 Status = Literal["completed", "no_completed_requests", "uncovered", "failed"]
 
 
-@dataclass
-class TraceCache:
+class TraceCache(Struct):
     """Workloads by what describes them, shared by predictions of one process; safe to use from several threads."""
 
     _workloads: dict[bytes, tuple[Trace, dict[str, Any]]] = field(default_factory=dict)
@@ -49,8 +48,7 @@ class TraceCache:
             return self._workloads[key]
 
 
-@dataclass(frozen=True)
-class Simulation:
+class Simulation(Struct, frozen=True, dict=True):
     """How a prediction ended.
 
     Attributes
@@ -98,8 +96,7 @@ class Simulation:
         return pandas.DataFrame.from_records(self.records)
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A prediction with everything built and read that its replay needs.
 
     Attributes

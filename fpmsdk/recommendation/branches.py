@@ -6,8 +6,9 @@ Source: predict-recommend.md sections 6.1 and 6.4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk.recommendation.domains import Domain
 
@@ -15,8 +16,7 @@ from fpmsdk.recommendation.domains import Domain
 SEED_OFFSETS = {"aggregated": 0, "disaggregated": 1}
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(Struct, frozen=True):
     """A parallel configuration that a backend can serve.
 
     backend: that serves.
@@ -29,8 +29,7 @@ class Arm:
     gpus: int
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(Struct, frozen=True):
     """The candidates of one deployment mode: every arm with every value of every knob.
 
     mode: aggregated or disaggregated.
@@ -56,8 +55,7 @@ class Branch:
         return size
 
 
-@dataclass(frozen=True)
-class Space:
+class Space(Struct, frozen=True):
     """All that is searched, and what is not.
 
     branches: at least one.

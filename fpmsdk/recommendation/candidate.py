@@ -7,8 +7,9 @@ Source: predict-recommend.md sections 6.5, 7 and 10.1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias
+
+from msgspec import Struct, field, structs
 
 from fpmsdk.documents.canonical import digest
 
@@ -29,8 +30,7 @@ STATUSES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A point of the search space.
 
     mode: of deployment, which is also the branch.
@@ -83,8 +83,7 @@ class Sample:
         return cls(value["mode"], value["backend"], value["arm"], tuple(sorted(value["knobs"].items())))
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What became of a candidate.
 
     status: one of `STATUSES`.
@@ -122,7 +121,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as a JSON object."""
-        return {name.name: getattr(self, name.name) for name in fields(self)}
+        return structs.asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Outcome:
@@ -130,8 +129,7 @@ class Outcome:
         return cls(**value)
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A candidate that was evaluated.
 
     candidate_id: `candidate-000001` for the first that was suggested.
@@ -154,7 +152,7 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         """The candidate as a JSON object."""
-        return asdict(self) | {"sample": self.sample.to_json()}
+        return structs.asdict(self) | {"sample": self.sample.to_json(), "outcome": self.outcome.to_json()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Candidate:

@@ -6,13 +6,13 @@ Source: predict-recommend.md sections 2, 7 and 8.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct, structs
 
 from fpmsdk.documents.strict import StrictDocument
 from fpmsdk.errors import OnboardError
@@ -58,8 +58,7 @@ class _Search(StrictDocument):
     optimizer: Optimizer = Optimizer()
 
 
-@dataclass(frozen=True)
-class RecommendConfig:
+class RecommendConfig(Struct, frozen=True, dict=True):
     """A whole configuration of a search.
 
     document: as read, overrides applied and paths absolute.
@@ -88,7 +87,7 @@ class RecommendConfig:
     modes: tuple[str, ...]
     backends: tuple[str, ...]
     notes: tuple[str, ...]
-    source: SourceDocument = dataclasses.field(repr=False, compare=False)
+    source: SourceDocument
 
     @classmethod
     def from_source(cls, source: SourceDocument | Mapping[str, Any]) -> RecommendConfig:
@@ -118,7 +117,7 @@ class RecommendConfig:
                 "optimization: missing; a search needs a goal: add optimization: {target: throughput}", "optimization"
             )
         own = {name: document[name] for name in ("optimization", "optimizer") if document.get(name) is not None}
-        search = dataclasses.replace(source, document=own).checked(_Search)
+        search = structs.replace(source, document=own).checked(_Search)
         engine = document.get("engine")
         if not isinstance(engine, Mapping):
             raise OnboardError(f"engine: found {engine!r}, accepted is a mapping", "engine")
@@ -276,7 +275,7 @@ class RecommendConfig:
                         self._check_prediction(put(template, path, value))
 
     def _check_prediction(self, document: dict[str, Any]) -> None:
-        dataclasses.replace(self.source, document=document).checked(PredictConfig)
+        structs.replace(self.source, document=document).checked(PredictConfig)
 
 
 def read_recommend_config(

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
+
+from msgspec import Struct
 
 from fpmsdk.errors import OnboardError
 
@@ -21,8 +22,7 @@ _FORMS = "{choices: [...]} or {range: {min, max, step, scale}}"
 _RANGE_FIELDS = ("min", "max", "step", "scale")
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(Struct, frozen=True):
     """Listed values.
 
     values: distinct, at least one, in the order of the file.
@@ -65,8 +65,7 @@ class Choices:
         return self.values
 
 
-@dataclass(frozen=True)
-class IntegerRange:
+class IntegerRange(Struct, frozen=True):
     """Integers from `min` to at most `max`, `step` apart; with `logarithmic` all of them, small ones drawn more often.
 
     Source: predict-recommend.md section 2.1.
@@ -113,8 +112,7 @@ class IntegerRange:
         return tuple(dict.fromkeys((self.lowest, self.highest)))
 
 
-@dataclass(frozen=True)
-class FloatRange:
+class FloatRange(Struct, frozen=True):
     """Numbers from `min` to at most `max`, `step` apart, or any of them without a step.
 
     Steps are taken in decimals, so that 0.1, 0.2, 0.3 are written as they are read.

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
+
+from msgspec import Struct, field
 
 from fpmsdk.errors import EvidenceError, OnboardError
 
@@ -21,8 +22,7 @@ JOURNAL = "candidates.jsonl"
 SCHEMA = "fpmsdk-candidates/1"
 
 
-@dataclass
-class Journal:
+class Journal(Struct):
     """The content of a journal.
 
     head: which sweep and which part of it.

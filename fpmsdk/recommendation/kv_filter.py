@@ -6,9 +6,9 @@ Source: predict-recommend.md sections 5.3 and 6.3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from pydantic import ValidationError
 
 from fpmsdk.config.profile import DeploymentProfile, FpmModelProfile
@@ -16,9 +16,8 @@ from fpmsdk.documents.strict import faults
 from fpmsdk.errors import FpmSdkError, InfeasibleMemoryError
 from fpmsdk.launch.cache_budget import request_bytes
 from fpmsdk.launch.capacity import FRACTION_OF, check_system, derived_capacity
-from fpmsdk.perfmodel.model import ForwardPassPerfModel
 from fpmsdk.prediction.compile.launch import launch_of
-from fpmsdk.prediction.compile.timing import timing_config, timing_of
+from fpmsdk.prediction.compile.timing import canonical_timing, timing_config, timing_of
 from fpmsdk.prediction.config import PredictConfig
 from fpmsdk.recommendation.domains import Choices, Domain
 from fpmsdk.recommendation.parallelism import Sizes
@@ -29,8 +28,7 @@ _LARGEST = ("scheduler.max_batched_tokens", "scheduler.max_sequences")
 _SMALLEST = ("kv_cache.block_size", "kv_cache.capacity.memory_fraction")
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Whether a worker is viable.
 
     rule: what it breaks, in one sentence; None when it is viable.
@@ -115,14 +113,14 @@ class CacheFilter:
             deployment.resources.require_memory()
         timing = timing_of(config, role)
         if _needs_tables(timing):
-            check_system(ForwardPassPerfModel.normalize_config(timing))
+            check_system(canonical_timing(timing))
         launch = launch_of(config, role)
         engine = launch["engine"]
         if "num_gpu_blocks" in engine:
             tokens = engine["num_gpu_blocks"] * engine["block_size"]
         else:
             memory = {name: launch[name] for name in _MEMORY if name in launch}
-            canonical = ForwardPassPerfModel.normalize_config(timing_config(config, role))
+            canonical = canonical_timing(timing_config(config, role))
             # With blocks of one token, blocks are tokens.
             found = derived_capacity(canonical, engine | {"block_size": 1}, memory)
             if "kv_cache_capacity_bytes" in found:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk.documents.canonical import digest
 from fpmsdk.recommendation.candidate import STATUSES, UNCOVERED, Candidate
@@ -23,8 +24,7 @@ SCHEMA_VERSION = "1.1"
 _EVALUATED = ("feasible", "infeasible", "timed_out", "failed", UNCOVERED)
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(Struct, frozen=True):
     """Which search it was.
 
     config: the whole configuration as JSON.
@@ -49,8 +49,7 @@ class Search:
         return f"run-{self.fingerprint[:16]}"
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """What a search found.
 
     search: which one.

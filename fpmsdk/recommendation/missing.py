@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field, structs
 
 from fpmsdk.errors import FpmSdkError
 from fpmsdk.perfmodel.stand_in import MissingPoint, StandInModel
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 CellKey = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
-@dataclass
-class MissingOfCell:
+class MissingOfCell(Struct):
     """What is missing in one cell of a table.
 
     Attributes
@@ -45,8 +45,7 @@ class MissingOfCell:
     candidate_ids: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(Struct, frozen=True):
     """What is missing over several deployments.
 
     cells: those with missing points, in the order in which they were first asked.
@@ -95,7 +94,7 @@ def _replay(document: Mapping[str, Any], models: list[StandInModel]) -> str | No
         for name, role in roles.items():
             if role.model is not None and StandInModel.has_table(role.model):
                 models.append(StandInModel(role.model))
-                roles[name] = replace(role, timing=models[-1])
+                roles[name] = structs.replace(role, timing=models[-1])
         return replay_on(config, roles).error
     except (FpmSdkError, NoCapacityError) as fault:
         return str(fault)

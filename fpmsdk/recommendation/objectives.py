@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct, structs
 
 from fpmsdk.recommendation.candidate import FAILED, FEASIBLE, INFEASIBLE, Outcome
 
@@ -50,8 +51,7 @@ class MetricsFault(ValueError):
     """A figure that an objective needs is missing or not finite."""
 
 
-@dataclass(frozen=True)
-class Objective:
+class Objective(Struct, frozen=True):
     """What candidates are compared by, and which of them are ruled out.
 
     target: one of `TARGETS`.
@@ -72,7 +72,7 @@ class Objective:
 
     def to_json(self) -> dict[str, Any]:
         """The objective as a JSON object."""
-        return asdict(self)
+        return structs.asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Objective:

@@ -6,8 +6,9 @@ Source: predict-recommend.md section 6.2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from fpmsdk.errors import OnboardError
 from fpmsdk.recommendation.domains import INTEGER, Choices, Domain, parse_domain
@@ -17,8 +18,7 @@ SIZES = ("replicas", "tensor", "pipeline", "attention_data", "moe_tensor", "moe_
 CONTEXT_SIZES = ("prefill_context", "decode_context")
 
 
-@dataclass(frozen=True, order=True)
-class Sizes:
+class Sizes(Struct, frozen=True, order=True):
     """How many workers of a role there are, and how each is divided.
 
     Source: predict-recommend.md section 2.4.
@@ -64,8 +64,7 @@ class Sizes:
         return ", ".join([f"tensor {self.tensor}", *named, *replicas])
 
 
-@dataclass(frozen=True)
-class Layouts:
+class Layouts(Struct, frozen=True):
     """What the configuration of a role says of its sizes.
 
     kind: `menu` for the automatic one, `list` for `entries`, `domains` for `domains` of single sizes.

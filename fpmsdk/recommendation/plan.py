@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk.recommendation.branches import Branch, Space
 from fpmsdk.recommendation.candidate import Sample
@@ -23,8 +24,7 @@ from fpmsdk.version import __version__
 _UNDECIDING = ("time_budget_seconds", "candidate_timeout_seconds")
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What a search may use of the host: section `execution.resources`.
 
     workers: candidates evaluated at once; None for all cores but one.
@@ -52,8 +52,7 @@ class Limits:
         )
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True, dict=True):
     """One search.
 
     document: the configuration, as read.
@@ -72,7 +71,7 @@ class Plan:
     space: Space
     strategy: Strategy
     objective: Objective
-    materialise: Callable[[Branch, Sample], dict[str, Any]] = field(repr=False)
+    materialise: Callable[[Branch, Sample], dict[str, Any]]
     inputs: Inputs
     shard: Shard = WHOLE
     notes: tuple[str, ...] = ()

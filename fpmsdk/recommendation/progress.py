@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
+
+from msgspec import Struct, field
 
 from fpmsdk.errors import OnboardError
 from fpmsdk.recommendation.candidate import Outcome
@@ -26,8 +27,7 @@ _PLAIN_SECONDS, _LIVE_SECONDS = 5.0, 0.1
 Seen = Callable[[Outcome, float | None], None]
 
 
-@dataclass
-class State:
+class State(Struct):
     """Where a sweep stands.
 
     total: candidates there will be; None where that is not known.

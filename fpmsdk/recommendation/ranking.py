@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk.documents.canonical import canonical_bytes
 from fpmsdk.recommendation.candidate import FEASIBLE, Candidate
@@ -69,8 +70,7 @@ def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
     return front
 
 
-@dataclass(frozen=True)
-class Recommended:
+class Recommended(Struct, frozen=True):
     """A candidate that is written, and the ones further down that say the same."""
 
     candidate: Candidate

@@ -5,13 +5,13 @@ Source: predict-recommend.md sections 1, 8 and 10.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, structs
 
 from fpmsdk.documents.canonical import canonical_bytes, pretty_bytes
 from fpmsdk.errors import OnboardError
@@ -42,8 +42,7 @@ from fpmsdk.recommendation.workspace import Workspace, workspace
 SUCCESS, NOTHING_FEASIBLE, LIMITED = 0, 1, 3
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(Struct, frozen=True):
     """How a search is run, which changes nothing of what it finds.
 
     executor: `threads`, `processes` or `dask`.
@@ -88,8 +87,7 @@ class Options:
 DEFAULTS = Options()
 
 
-@dataclass(frozen=True)
-class Recommendation:
+class Recommendation(Struct, frozen=True):
     """What a search found.
 
     exit_code: 0 with a feasible candidate, 1 without, 3 where candidates were given up for lack of memory.
@@ -254,7 +252,7 @@ def _written(found: Recommendation, place: Workspace, options: Options, begun: f
     _account(place.folder, found, time.monotonic() - begun)
     if options.emit:
         _emit(found, place.folder, options)
-    return dataclasses.replace(found, ledger=document)
+    return structs.replace(found, ledger=document)
 
 
 def _emit(found: Recommendation, folder: Path, options: Options) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct, structs
 
 from fpmsdk.config.checkpoint import read_checkpoint_config
 from fpmsdk.config.profile import FpmModelProfile
@@ -22,8 +23,7 @@ from fpmsdk.recommendation.parallelism import Sizes
 _EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 
 
-@dataclass(frozen=True)
-class ModelShape:
+class ModelShape(Struct, frozen=True):
     """Sizes of a model in elements; 0 where the checkpoint leaves one open or has none.
 
     kv_heads: 0 too where all heads share one latent vector, which every rank holds whole.
@@ -84,7 +84,7 @@ def profile_shape(profile: FpmModelProfile) -> ModelShape:
     except ConfigError:
         shape = ModelShape(profile.model)
     stated = {"experts": profile.num_experts, "context_length": profile.context_length}
-    return ModelShape(**{**shape.__dict__, **stated})
+    return structs.replace(shape, **stated)
 
 
 def _shape(name: str, raw: Mapping[str, Any]) -> ModelShape:

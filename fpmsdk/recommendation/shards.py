@@ -6,13 +6,13 @@ Source: predict-recommend.md section 17 (plain shards).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fpmsdk.errors import OnboardError
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(Struct, frozen=True):
     """Part `number` of `count`, counted from 1: every `count`-th candidate in suggestion order.
 
     >>> [index for index in range(7) if Shard(2, 3).has(index)]

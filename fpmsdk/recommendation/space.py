@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from fpmsdk.config.profile import FpmModelProfile, load_fpm_profile
 from fpmsdk.config.systems import resolve_systems_paths
@@ -95,8 +96,7 @@ def materialise(config: RecommendConfig, branch: Branch, sample: Sample) -> dict
     return document
 
 
-@dataclass
-class _Rejection:
+class _Rejection(Struct):
     mode: str
     backend: str
     role: str
@@ -108,8 +108,7 @@ class _Rejection:
         return f"{self.backend} {self.role} {self.sizes}: {self.verdict.rule}{advice}"
 
 
-@dataclass
-class _Mode:
+class _Mode(Struct):
     """What was found of one mode."""
 
     mode: str

@@ -10,9 +10,10 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk.documents.lock import exclusive
 from fpmsdk.errors import OnboardError
@@ -36,8 +37,7 @@ KNOWN_FILES = (
 _RANKED = re.compile(r"[0-9]{4,}(\.yaml)?")
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(Struct, frozen=True):
     """The folder while a sweep has it, and the journal that it goes on from; None where it begins."""
 
     folder: Path

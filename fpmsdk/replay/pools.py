@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from fpmsdk._ext.pages import KvCache, PrefixKeys
@@ -31,8 +31,7 @@ from fpmsdk.replay.trace import Trace
 ROLES = {"aggregated": Role.AGGREGATED, "prefill": Role.PREFILL, "decode": Role.DECODE}
 
 
-@dataclass(frozen=True)
-class PoolPlan:
+class PoolPlan(Struct, frozen=True):
     """One pool of identical workers: what is launched, how often, and how passes and requests are treated.
 
     `settings` are the scheduler arguments of `replay_trace` that a launch does not carry. With `pass_by_pass` every
@@ -80,7 +79,7 @@ class PoolPlan:
         keys = None
         if self.launch.engine.enable_prefix_caching:
             keys = RollingKeys(requests.count, trace_block_tokens, self.launch.engine.block_size)
-        return replace(self, placement="kv_aware")._scheduler(requests, keys, 0)
+        return structs.replace(self, placement="kv_aware")._scheduler(requests, keys, 0)
 
     def refusals(self, portion: Portion) -> NDArray[np.int8]:
         """What a rank says to each request that comes alone, int8[n] of `Refusal`."""

@@ -7,10 +7,10 @@ A portion is what a trace is, but for the time it takes to serve it. Not where p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from fpmsdk.replay.trace import Trace
@@ -19,8 +19,7 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Portion:
+class Portion(Struct, frozen=True, eq=False):
     """Sessions in the order of their arrival, the turns of each together.
 
     Attributes
@@ -120,4 +119,4 @@ def lone_request(
     portion = portion_of(trace, 0, 1)
     # As they were given: a trace numbers them anew.
     given = np.array([int(value) for value in hash_ids[: len(portion.hash_ids)]], np.uint64)
-    return replace(portion, hash_ids=given.view(np.int64))
+    return structs.replace(portion, hash_ids=given.view(np.int64))

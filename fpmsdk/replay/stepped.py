@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from fpmsdk._ext.recorder import Recorder
@@ -136,7 +137,9 @@ class SteppedReplay:
         self._recorder = Recorder(_FIRST_SLOTS, True)
         # Every pass tells of every request.
         pools = [
-            replace(plan, pass_by_pass=True).build_rolling(block_tokens, _FIRST_SLOTS, self._requests, self._recorder)
+            structs.replace(plan, pass_by_pass=True).build_rolling(
+                block_tokens, _FIRST_SLOTS, self._requests, self._recorder
+            )
             for plan in self._system.plans
         ]
         self._names: list[str] = [""] * _FIRST_SLOTS

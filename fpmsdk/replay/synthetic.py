@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from fpmsdk.errors import TraceError
@@ -23,8 +23,7 @@ from fpmsdk.replay.trace import MAX_TOKENS, Trace
 Int64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """A checked workload; see `Trace.synthetic`. `num_requests` counts turns; `longest_prefix` are prompt blocks."""
 
     sessions: int

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk._ext.pricing import FixedTiming, PassPricer, PolynomialTiming, PythonTiming, TimingModel
 from fpmsdk._ext.recorded import RecordedTiming
@@ -24,8 +25,7 @@ MAX_RANKS = 65_536
 MAX_KV_TOKENS = 2**62
 
 
-@dataclass(frozen=True)
-class System:
+class System(Struct, frozen=True):
     """Pools of workers and how they serve.
 
     Attributes

@@ -6,10 +6,10 @@ Not distributions, which are in `fpmsdk.replay.latency`. Source: engine-and-repl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from fpmsdk.replay.latency import RequestLatencies, Sla
@@ -17,8 +17,7 @@ from fpmsdk.replay.latency import RequestLatencies, Sla
 Columns = Mapping[str, NDArray[Any]]
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(Struct):
     """Of all requests that arrived, and of those that completed."""
 
     num_requests: int = 0

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from fpmsdk.errors import TraceError
@@ -194,7 +194,7 @@ class TraceStream:
                 is_first = portion.turn_index == 0
                 arrival_ms = np.full(len(portion), np.nan)
                 arrival_ms[is_first] = [next(following)[0] for _ in range(int(is_first.sum()))]
-                yield replace(portion, arrival_ms=arrival_ms)
+                yield structs.replace(portion, arrival_ms=arrival_ms)
 
         return TraceStream(
             portions,

@@ -1,7 +1,8 @@
 """What a written configuration pins. Source: predict-recommend.md section 10.2."""
 
 import json
-from dataclasses import replace
+
+from msgspec import structs
 
 from fpmsdk.recommendation.concrete import concrete_config
 from tests.recommendation.made import made
@@ -10,7 +11,7 @@ SOURCE = {"estimator": "fpm_interpolation", "data_identity": {"backend_version":
 
 
 def resolved(candidate, **outcome):
-    return concrete_config(replace(candidate, outcome=replace(candidate.outcome, **outcome)))
+    return concrete_config(structs.replace(candidate, outcome=structs.replace(candidate.outcome, **outcome)))
 
 
 def test_version_and_estimator_of_the_evaluation_are_named_without_fallback():

@@ -1,12 +1,12 @@
 """The order of candidates, the front, and repetitions. Source: predict-recommend.md section 7."""
 
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fpmsdk.recommendation.objectives import Objective
 from fpmsdk.recommendation.ranking import folded, pareto_front, ranked
@@ -94,7 +94,7 @@ def test_shares_of_the_cache_that_come_to_the_same_load_are_one_recommendation()
         load = {"concurrency": concurrency, "capacity_requests": 9, "capacity_tokens": 2400}
         candidate = made(index, score=5.0, kv_load=load, knobs=[("traffic.load.fraction", fraction)], **other)
         traffic = candidate.document["traffic"] | {"load": {"type": "kv_capacity_fraction", "fraction": fraction}}
-        return replace(candidate, document=candidate.document | {"traffic": traffic})
+        return structs.replace(candidate, document=candidate.document | {"traffic": traffic})
 
     order = [share(0, 0.25, 2), share(1, 0.3, 2), share(2, 0.5, 4), share(3, 0.25, 2, tensor=2)]
     found = [(numbers([entry.candidate])[0], numbers(entry.folded)) for entry in folded(order)]

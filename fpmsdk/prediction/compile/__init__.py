@@ -6,8 +6,9 @@ Source: predict-recommend.md sections 3 and 4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from fpmsdk.errors import ConfigError
 from fpmsdk.prediction.compile.launch import launch_of
@@ -19,8 +20,7 @@ from fpmsdk.prediction.config import PredictConfig
 __all__ = ["ReplayInputs", "RoleInputs", "compile_config", "replay_options", "timing_config", "timing_of"]
 
 
-@dataclass(frozen=True)
-class RoleInputs:
+class RoleInputs(Struct, frozen=True):
     """One kind of worker.
 
     Attributes
@@ -42,8 +42,7 @@ class RoleInputs:
         return "type" not in self.timing
 
 
-@dataclass(frozen=True)
-class ReplayInputs:
+class ReplayInputs(Struct, frozen=True):
     """The workers by role, and the options of a replay that depend neither on them nor on the requests."""
 
     roles: Mapping[str, RoleInputs]

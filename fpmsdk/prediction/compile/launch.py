@@ -10,7 +10,7 @@ from typing import Any
 from fpmsdk.config.profile import load_fpm_profile
 from fpmsdk.config.profile_identity import select_deployment
 from fpmsdk.launch.capacity import FRACTION_OF
-from fpmsdk.prediction.compile.timing import timing_config
+from fpmsdk.prediction.compile.timing import canonical_timing, timing_config
 from fpmsdk.prediction.config import PredictConfig
 
 # What one rank schedules when neither the configuration nor a profile says; a prefill worker takes single prompts.
@@ -71,7 +71,7 @@ def limits_of(config: PredictConfig, role: str) -> tuple[int, int, int | None]:
     context = worker.context_length or (None if engine.context_length == "max" else engine.context_length)
     if engine.fpm_profile is not None:
         profile = load_fpm_profile(engine.fpm_profile)
-        canonical = _canonical(config, role)
+        canonical = canonical_timing(timing_config(config, role))
         resources = select_deployment(profile, canonical).resources
         tokens, sequences = resources.max_num_tokens, resources.max_batch_size
         context = profile.context_length if context is None else context
@@ -98,7 +98,7 @@ def _bytes_per_token(config: PredictConfig) -> int:
     for given in (transfer.bytes_per_token, worker.kv_cache.bytes_per_token):
         if given != "auto":
             return given
-    canonical = _canonical(config, "prefill")
+    canonical = canonical_timing(timing_config(config, "prefill"))
     if config.engine.fpm_profile is not None:
         resources = select_deployment(load_fpm_profile(config.engine.fpm_profile), canonical).resources
         if resources.kv_bytes_per_token is not None:
@@ -119,9 +119,3 @@ def _drafts(rates: list[float], seed: int) -> dict[str, Any]:
 def _rates_of(nextn: int, accepted: float) -> list[float]:
     """Acceptance of each draft, the next only after the last, so that `accepted` are taken on average."""
     return [min(1.0, max(0.0, accepted - i)) for i in range(nextn)]
-
-
-def _canonical(config: PredictConfig, role: str) -> dict[str, Any]:
-    from fpmsdk.perfmodel.model import ForwardPassPerfModel  # formulas of a fixed size do without
-
-    return ForwardPassPerfModel.normalize_config(timing_config(config, role))

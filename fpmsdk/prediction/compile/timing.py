@@ -5,6 +5,7 @@ Source: predict-recommend.md sections 2.5 and 4 (step 3).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fpmsdk.prediction.config import DefaultTiming, PredictConfig
@@ -56,6 +57,13 @@ def timing_config(config: PredictConfig, role: str = "aggregated") -> dict[str, 
     if isinstance(given["transfer_policy"], str):
         given["transfer_policy"] = [given["transfer_policy"]]
     return {name: value for name, value in given.items() if value is not None}
+
+
+def canonical_timing(timing: Mapping[str, Any]) -> dict[str, Any]:
+    """The canonical form of an estimator's configuration. Raises `ConfigError` as a model does."""
+    from fpmsdk.perfmodel.model import ForwardPassPerfModel  # estimators load where one is needed
+
+    return ForwardPassPerfModel.normalize_config(timing)
 
 
 def _with_table(estimators: dict[str, Any], path: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fpmsdk.errors import OnboardError
 from fpmsdk.recommendation.executors.threads import ThreadWorkers
@@ -17,8 +18,7 @@ from fpmsdk.recommendation.executors.threads import ThreadWorkers
 KINDS = ("threads", "processes", "dask")
 
 
-@dataclass(frozen=True)
-class Workers:
+class Workers(Struct, frozen=True):
     """An executor, and how many tasks it runs at once.
 
     >>> with open_workers("threads", 2) as workers:

@@ -6,8 +6,9 @@ Source: predict-recommend.md sections 8.1 and 8.4.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from fpmsdk.errors import OnboardError
 from fpmsdk.recommendation.branches import Branch
@@ -41,8 +42,7 @@ class Optimizer(Protocol):
     def time_budget_seconds(self) -> float | None: ...  # noqa: D102
 
 
-@dataclass(frozen=True)
-class Strategy:
+class Strategy(Struct, frozen=True):
     """How a space is searched.
 
     name: `grid`, `random`, `guided`, or `random then guided`.

@@ -10,8 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from fpmsdk.recommendation.candidate import RESOURCE_LIMITED, TIMED_OUT, Outcome
 from fpmsdk.recommendation.executors import CandidateTimeoutError, WorkerLostError
@@ -31,8 +32,7 @@ class Keeper(Protocol):
         ...
 
 
-@dataclass
-class Sweep:
+class Sweep(Struct):
     """What a search found: suggestions with their outcomes, in the order of suggestion, and why it ended.
 
     repetitions: suggestions that came up again and were not evaluated again.
@@ -43,8 +43,7 @@ class Sweep:
     repetitions: int = 0
 
 
-@dataclass
-class _Task:
+class _Task(Struct):
     suggestion: Suggestion
     future: Future[Outcome] | None
     outcome: Outcome | None

@@ -6,14 +6,14 @@ Source: predict-recommend.md section 8.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fpmsdk.recommendation.candidate import Sample
 from fpmsdk.recommendation.search.suggesting import Suggester
 
 
-@dataclass(frozen=True)
-class Suggestion:
+class Suggestion(Struct, frozen=True):
     """A candidate to be evaluated: its number in the order of suggestion, its branch and the candidate."""
 
     index: int
