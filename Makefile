@@ -95,12 +95,13 @@ $(ENGINE)/qwen3-tiny/config.json: $(ENGINE)/.ready benchmarks/journey_real/model
 	rm -rf $(ENGINE)/qwen3-tiny
 	$(ENGINE)/bin/python benchmarks/journey_real/model.py $(ENGINE)/qwen3-tiny
 
-# Measures a small random model on this machine for real: a smoke run, then a formal one, and publishes it. WORK keeps what
-# is measured, and a second call continues.
+# A small random model is onboarded on this machine for real, served, and compared with its replay: about an hour, alone on
+# the machine. WORK keeps what is measured, and a second call goes on. Gates and limits that are missed are in the report.
 WORK ?= build/journey-real
 
 journey-real: $(VENV)/.ready $(ENGINE)/qwen3-tiny/config.json
-	$(BIN)/python benchmarks/journey_real/collect.py --engine $(ENGINE) --model $(ENGINE)/qwen3-tiny --work $(WORK)
+	$(BIN)/python benchmarks/journey_real/journey.py --engine $(ENGINE) --model $(ENGINE)/qwen3-tiny --work $(WORK)
+	$(BIN)/python benchmarks/journey_real/report.py --work $(WORK) $(EVIDENCE)
 
 # Against a real engine: the recordings of the package, or those in a folder (TRUTH='--data FOLDER').
 truth: $(VENV)/.ready
