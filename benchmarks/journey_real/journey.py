@@ -21,6 +21,7 @@ STEPS = {
     "finalize": steps.finalize,
     "serve": serving.serve,
     "compare": serving.compare,
+    "budget": serving.budget,
 }
 
 

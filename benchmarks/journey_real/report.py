@@ -50,7 +50,8 @@ def keep(work: Path) -> None:
     with tarfile.open(fileobj=raw, mode="w:gz") as archive:
         for part in ("collection", "quality"):
             for path in sorted((work / part).rglob("raw/node0000/benchmark.json")):
-                archive.add(path, str(path.relative_to(work)))
+                if "cells" in path.parts and "smoke" not in path.parts:
+                    archive.add(path, str(path.relative_to(work)))
     (KEPT / RAW).write_bytes(raw.getvalue())
 
 

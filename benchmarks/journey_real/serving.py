@@ -10,13 +10,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from replay import FRAMES, TABLE, compare_run
+from budget import compare_budget
+from replay import FRAMES, REQUESTS, TABLE, compare_run
+from steps import LOCAL
 from work import LIMITS, SYSTEM, VERSION, Work
 
 from fpmsdk import sample
 
 # Of the recorded run whose arrivals are served: so many requests, from its first one.
 ARRIVALS = 160
+# Four rounds or five.
+BUDGET_MINUTES = 15
 PAIR = (TABLE, "fpm_forward_perf.metadata.json")
 
 
@@ -62,6 +66,25 @@ def serve(work: Work) -> dict[str, Any]:
     for name in PAIR:
         (work.serving / name).write_bytes((published / name).read_bytes())
     return {"served": told.stdout.splitlines()[-1], "fpmsdk": version("fpmsdk")}
+
+
+def budget(work: Work) -> dict[str, Any]:
+    """A collection on a budget on the same engine, for the traffic that was served, beside the whole grid.
+
+    It is asked for more than it can reach, so that it goes on until its time is used up.
+    """
+    source = {"type": "trace", "format": "recorded", "paths": [str(work.serving / REQUESTS)]}
+    traffic = {"source": source, "load": {"type": "trace_timestamps"}}
+    file = work.folder / "traffic.yaml"
+    file.write_text(json.dumps({"traffic": traffic}))
+    report = work.collected / "budget/budget-report.json"
+    resume = ["--resume"] if (report.parent / "budget.json").exists() else []
+    work.onboard(
+        *("collect-fpm", "-c", work.request, "--output-dir", work.collection, *LOCAL, "--execute", *resume),
+        *("--budget", BUDGET_MINUTES, "--traffic", file, "--holdout-error", "0.001"),
+        codes=(0, 1),
+    )
+    return compare_budget(json.loads(report.read_text()), work.collected)
 
 
 def compare(work: Work) -> dict[str, Any]:

@@ -126,7 +126,11 @@ def accepted_resources(place, session, observed):
 
 def observe(place, python, version, name):
     """Probe one model; what was recorded and what came of it."""
+    answers = place / "answers"
+    answers.mkdir(parents=True)
+    os.environ["OBSERVED_OUTPUTS"] = str(answers)
     session, observed = probed(place, python, version, MODELS[name])
+    require_same_answers(place, python)
     records = records_in(place)
     expected = MODELS[name]
     resources, left_open = accepted_resources(place, session, observed)
@@ -139,8 +143,27 @@ def observe(place, python, version, name):
     return records, left_open
 
 
+def require_same_answers(place, python):
+    """The engine without observers answers what it answered with them, bit for bit, in every phase that was probed."""
+    observed = {path.stem: path.read_text() for path in sorted((place / "answers").glob("*.json"))}
+    plain = place / "plain"
+    plain.mkdir()
+    for script in sorted((place / "probe").rglob("evidence-*/run.sh")):
+        line = next(line for line in script.read_text().splitlines() if line.startswith("engine_command=("))
+        words = shlex.split(line.partition("(")[2].rpartition(")")[0])[3:]
+        for option in ("--worker-cls", "--scheduler-cls"):
+            at = words.index(option)
+            del words[at : at + 2]
+        environment = os.environ | {"OBSERVED_OUTPUTS": str(plain)}
+        subprocess.run([str(python), str(ENGINE), *words], env=environment, check=True, stdout=subprocess.DEVNULL)
+    found = {path.stem: path.read_text() for path in sorted(plain.glob("*.json"))}
+    if not observed or found != observed:
+        raise SystemExit(f"{place.name}: with observers the engine answers {observed}, without them {found}")
+
+
 def refuse_changed_source(place, python, version):
     """A source file of the engine differs by one byte: the engine does not start, and the file is named."""
+    os.environ.pop("OBSERVED_OUTPUTS", None)
     script = "from importlib.util import find_spec; print(find_spec('vllm').submodule_search_locations[0])"
     installed = subprocess.run([python, "-c", script], text=True, capture_output=True, check=True).stdout.strip()
     shutil.copytree(installed, place / "changed" / "vllm", copy_function=os.symlink)

@@ -214,6 +214,19 @@ def _tell(journal: Journal, state: State, notice: Notice) -> None:
     notice(f"round {len(journal.rounds) - 1}: {journal.rounds[-1].seconds:.0f} s, {points} points in the table; {told}")
 
 
+def _round_report(journal: Journal, number: int, state: State) -> dict[str, Any]:
+    """Points in the table of a round, its time, and what it says of the holdout."""
+    apart = {phase: each.holdout for phase, each in state.parts.items()}
+    table, cell, _ = table_of(journal.folder_of(number))
+    cell = without(cell, apart)
+    measured_ms = {(each.phase, each.point): each.measured_ms for each in state.predictions}
+    return {
+        "points": sum(len(phase_points(cell, phase)) for phase in apart),
+        "seconds": journal.rounds[number].seconds,
+        "holdout": figures(predictions(cell, table.knees, measured_ms, state.weights)),
+    }
+
+
 def _report(journal: Journal, state: State, grids: Grids, status: str) -> dict[str, Any]:
     last = len(journal.rounds) - 1
     left = [
@@ -231,7 +244,7 @@ def _report(journal: Journal, state: State, grids: Grids, status: str) -> dict[s
         "schema_name": "fpmsdk_budget_report",
         "schema_version": 1,
         "status": status,
-        "rounds": [{"points": each.num_points, "seconds": each.seconds} for each in journal.rounds],
+        "rounds": [_round_report(journal, number, state) for number in range(len(journal.rounds))],
         "holdout": figures(state.predictions),
         "predictions": [structs.asdict(each) for each in state.predictions],
         "table": str(table_of(journal.folder_of(last))[2]),
