@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from replay import FRAMES, REQUESTS, TABLE, compare_run
 from steps import LOCAL
 from work import LIMITS, SYSTEM, VERSION, Work
 
-from fpmsdk import sample
+from fpmsdk import __version__, sample
 
 # Of the recorded run whose arrivals are served: so many requests, from its first one.
 ARRIVALS = 160
@@ -65,7 +64,7 @@ def serve(work: Work) -> dict[str, Any]:
     published = work.resolved / "systems/data" / SYSTEM / "vllm" / VERSION
     for name in PAIR:
         (work.serving / name).write_bytes((published / name).read_bytes())
-    return {"served": told.stdout.splitlines()[-1], "fpmsdk": version("fpmsdk")}
+    return {"served": told.stdout.splitlines()[-1], "fpmsdk": __version__}
 
 
 def budget(work: Work) -> dict[str, Any]:
