@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fpmsdk.perfdb.forward_cells import ForwardCell, Points
+
 Point = tuple[str, int, int, int]
 
 
@@ -25,22 +27,45 @@ def wall_times(path: Path) -> dict[Point, float]:
     return found
 
 
+def formal_times(folder: Path) -> dict[Point, float]:
+    """Seconds of every point in the formal launches of a journey."""
+    found: dict[Point, float] = {}
+    for path in sorted((folder / "collection").rglob("benchmark.json")):
+        if "cells" in path.parts and not {"smoke", "budget"} & set(path.parts):
+            found |= wall_times(path)
+    return found
+
+
+def repeated_times(folder: Path) -> dict[Point, list[float]]:
+    """Seconds of every point in the repetitions of a journey, one a launch."""
+    found: dict[Point, list[float]] = {}
+    for path in sorted((folder / "quality").rglob("benchmark.json")):
+        if "cells" in path.parts:
+            for point, seconds in wall_times(path).items():
+                found.setdefault(point, []).append(seconds)
+    return found
+
+
+def medians(cell: ForwardCell, folder: Path) -> ForwardCell:
+    """The published cell with, for every point, the median of all launches of a journey."""
+    formal, repeated = formal_times(folder), repeated_times(folder)
+
+    def of(phase: str, points: Points) -> Points:
+        rows = zip(points.batch.tolist(), points.tokens.tolist(), points.kv.tolist(), strict=True)
+        seconds = [np.median([formal[(phase, *row)], *repeated[(phase, *row)]]) for row in rows]
+        return Points(points.batch, points.tokens, points.kv, 1e3 * np.array(seconds), points.genuine)
+
+    return cell._replace(prefill=of("prefill", cell.prefill), decode=of("decode", cell.decode))
+
+
 def repeatability(folder: Path) -> dict[str, Any]:
     """By phase, over the points: quantiles of their scatter (n - 1) and of their distance from the formal launch.
 
     Parameters
     ----------
-    folder: with `collection` and `quality` of a journey, or their result files alone.
+    folder: of a journey.
     """
-    formal: dict[Point, float] = {}
-    for path in sorted((folder / "collection").rglob("benchmark.json")):
-        if "cells" in path.parts and "smoke" not in path.parts:
-            formal |= wall_times(path)
-    repeated: dict[Point, list[float]] = {}
-    for path in sorted((folder / "quality").rglob("benchmark.json")):
-        if "cells" in path.parts:
-            for point, seconds in wall_times(path).items():
-                repeated.setdefault(point, []).append(seconds)
+    formal, repeated = formal_times(folder), repeated_times(folder)
     told = {}
     for phase in ("prefill", "decode"):
         points = sorted(point for point in formal if point[0] == phase and point in repeated)

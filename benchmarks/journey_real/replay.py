@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from launches import medians
 
 from fpmsdk import EngineLaunchConfig, FpmBatch, replay_trace, sample
+from fpmsdk.errors import TimingError
 from fpmsdk.metrics import read_frames
 from fpmsdk.perfdb.forward_cells import open_forward_table
 from fpmsdk.perfdb.forward_writer import read_origin
@@ -27,14 +29,22 @@ METRICS = ("ttft_ms", "itl_ms", "e2e_ms")
 REQUESTS, FRAMES, TABLE = "requests_eval.json", "fpm_eval.bin.gz", "fpm_forward_perf.parquet"
 
 
-def compare_run(folder: Path) -> dict[str, Any]:
-    """Every figure of the comparison from the files of a run and the published table."""
+def compare_run(work: Path) -> dict[str, Any]:
+    """Every figure of the comparison of a journey, from the served run and the collected points.
+
+    A point costs the median of its launches. Where one law does not fit the points, that is the result.
+    """
+    folder = work / "serving"
     run = read_run(folder / REQUESTS)
     frames = read_frames(folder / FRAMES)
     launch = EngineLaunchConfig.from_mapping(sample.launch(run))
     table = folder / TABLE
     cell = open_forward_table(str(table), *read_origin(str(table))).cells[0]
-    by_table = fit_table_timing(cell)
+    law, refusal = None, None
+    try:
+        law = fit_table_timing(medians(cell, work))
+    except TimingError as fault:
+        refusal = str(fault).replace(cell.model_path, "the model")
     tuned = fit_pass_timing(FpmBatch.from_frames(frames[: len(frames) // 2]))
     late = np.asarray(run.trace.arrival_ms) >= run.trace.arrival_ms[-1] / 2
     measured = run.latencies()
@@ -43,19 +53,23 @@ def compare_run(folder: Path) -> dict[str, Any]:
         replayed = replay_trace(run.trace, launch=launch, timing=timing).latencies
         return compare_latencies(_of(measured, chosen), _of(replayed, chosen))
 
-    everyone = np.full(len(late), True)
-    found = {
+    found: dict[str, Any] = {
         "requests": len(late),
         "frames": len(frames),
         "engine": run.engine,
         "points": {"prefill": len(cell.prefill), "decode": len(cell.decode)},
-        "table_coefficients_ms": list(by_table.coefficients_ms),
         "tuned_coefficients_ms": list(tuned.coefficients_ms),
-        "by_table": errors(by_table, everyone),
         "tuned_second_half": errors(tuned, late),
-        "by_table_second_half": errors(by_table, late),
     }
-    found["missed"] = missed(found["by_table"], BY_TABLE, "table") + missed(found["tuned_second_half"], TUNED, "tuned")
+    found["missed"] = missed(found["tuned_second_half"], TUNED, "tuned")
+    if law is None:
+        return found | {"refusal": refusal, "missed": [f"table: {refusal}", *found["missed"]]}
+    found |= {
+        "table_coefficients_ms": list(law.coefficients_ms),
+        "by_table": errors(law, np.full(len(late), True)),
+        "by_table_second_half": errors(law, late),
+    }
+    found["missed"] += missed(found["by_table"], BY_TABLE, "table")
     return found
 
 

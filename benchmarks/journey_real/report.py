@@ -46,7 +46,7 @@ def figures(work: Path) -> dict[str, Any]:
             for phase, each in phases.items()
         },
         "launches": repeatability(work),
-        "served": compare_run(work / "serving"),
+        "served": compare_run(work),
         "budget": compare_budget(json.loads((collected / BUDGET).read_text()), collected),
     }
 
@@ -71,7 +71,7 @@ def summary(found: dict[str, Any]) -> str:
         lines.append(
             f"{each['launches']} launches, {phase}: scatter p50 {each['cv']['p50']:.1%}, p95 {each['cv']['p95']:.1%}"
         )
-    for name in ("by_table", "by_table_second_half", "tuned_second_half"):
+    for name in sorted({"by_table", "by_table_second_half", "tuned_second_half"} & set(found["served"])):
         for metric in ("ttft_ms", "itl_ms", "e2e_ms"):
             errors = (found["served"][name][metric][figure]["error_percent"] for figure in ("p50", "mean", "p90"))
             lines.append(f"replay {name}, {metric}: " + " / ".join(f"{error:+.1f} %" for error in errors))

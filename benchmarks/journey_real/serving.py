@@ -88,4 +88,4 @@ def budget(work: Work) -> dict[str, Any]:
 
 def compare(work: Work) -> dict[str, Any]:
     """The replay on the collected table, and tuned on the first half of the run, beside what was served."""
-    return compare_run(work.serving)
+    return compare_run(work.folder)
