@@ -36,7 +36,7 @@ class Round(Struct):
     Attributes
     ----------
     points: by phase, rows of (batch size, prefill tokens, KV tokens) in the order of the grid.
-    seconds: that its campaign took, over all calls that went on with it; None until it has ended.
+    seconds: that its campaign took, in the call that ended it; None until then.
     """
 
     points: dict[str, list[list[int]]]

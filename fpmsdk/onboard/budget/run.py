@@ -99,9 +99,12 @@ class State(Struct):
             found.append((phase, rows, expected_errors(rows, own), weights))
         return found
 
-    def is_met(self, holdout_error: float) -> bool:
-        """Whether the holdout of every phase is predicted well enough."""
-        return all(told["weighted"] <= holdout_error for told in figures(self.predictions).values())
+    def excess(self, holdout_error: float) -> dict[str, float]:
+        """By phase whose holdout is not predicted well enough, by how much its error is too large."""
+        told = figures(self.predictions)
+        return {
+            phase: own["weighted"] - holdout_error for phase, own in told.items() if own["weighted"] > holdout_error
+        }
 
 
 def collect_on_budget(
@@ -117,8 +120,9 @@ def collect_on_budget(
 
     Returns
     -------
-    `status` (`met`, `out_of_time` or `complete`: nothing is left to measure), `rounds`, `holdout` by phase, `table`,
-    `measured_points`, `grid_points`, and `next_points` with what is expected of each; also in `budget-report.json`.
+    `status` (`met`, `out_of_time` or `complete`: nothing is left to measure that might help), `rounds`, `holdout` by
+    phase, `table`, `measured_points`, `grid_points`, and `next_points` with what is expected of each; also in
+    `budget-report.json`.
 
     Raises
     ------
@@ -183,25 +187,22 @@ def _new_points(state: State) -> int:
 
 def _next_round(state: State, holdout_error: float) -> Grids:
     """What is in the table, and the best of what is not, most for the phase that is furthest from being good enough."""
-    told = figures(state.predictions)
     found = state.candidates()
-    wanting = {
-        phase: max(0.0, told[phase]["weighted"] - holdout_error) if phase in told and len(rows) else 0.0
-        for phase, rows, *_ in found
-    }
-    total, whole = _new_points(state), sum(wanting.values())
+    excess = state.excess(holdout_error)
+    wanting = {phase: excess.get(phase, 0.0) if len(rows) else 0.0 for phase, rows, *_ in found}
     grids: Grids = {}
     for phase, rows, expected, weights in found:
-        count = round(total * wanting[phase] / whole) if whole else total
+        count = round(_new_points(state) * wanting[phase] / sum(wanting.values()))
         best = choose(rows, expected, weights, state.table[phase], count)
         grids[phase] = np.unique(np.concatenate([state.table[phase], rows[best]]), axis=0)
     return grids
 
 
 def _status(journal: Journal, state: State, budget: Budget) -> str | None:
-    if state.is_met(budget.holdout_error):
+    excess = state.excess(budget.holdout_error)
+    if not excess:
         return MET
-    if not any(len(rows) for _, rows, *_ in state.candidates()):
+    if not any(len(rows) for phase, rows, *_ in state.candidates() if phase in excess):
         return COMPLETE
     taken = [each.seconds or 0.0 for each in journal.rounds]
     # The start of an engine is most of a round; another one is expected to take as long as the longest, and no less.
